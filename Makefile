@@ -1,7 +1,7 @@
 # Entry points for developers and CI. The work is done by cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test-mpi test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package
+.PHONY: help setup test-mpi test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test
 
 # The ptxas that tests use: TILEWRIGHT_PTXAS if set, else the one that `make cuda-tools` downloads.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -13,6 +13,8 @@ help:
 	@echo 'make test-mpi  run the multi-rank tests over MPI'
 	@echo 'make test-dist-often  run all multi-rank tests 20 times: ranks as threads, as processes and over MPI'
 	@echo 'make torture   inject a fault at a random moment into each of 200 training runs, and compare results with undisturbed runs'
+	@echo 'make wheel     build build/wheel: the Python package (docs/python.md)'
+	@echo 'make wheel-test  build the Python package without optimization, and run its tests with NumPy on the CPU'
 	@echo 'make lint      check formatting, lints and documentation'
 	@echo 'make fuzz      fuzz the parser and the compiler for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz: the GPU tests as one file, to copy to a GPU machine'
@@ -56,6 +58,14 @@ test-dist-often: setup
 # SEED=2 draws other runs; FIRST=35 RUNS=1 reproduces run 35 alone.
 torture: setup
 	cargo test -p tilewright-harness --test torture -- --seed $(or $(SEED),1) --first $(or $(FIRST),0) --runs $(or $(RUNS),200)
+
+wheel: setup
+	scripts/wheel.sh build
+
+# WHEEL names an existing wheel to test.
+wheel-test: setup
+	$(if $(WHEEL),,scripts/wheel.sh build dev)
+	scripts/wheel.sh test $(or $(WHEEL),build/wheel-dev/*.whl)
 
 lint: setup
 	cargo fmt --all --check

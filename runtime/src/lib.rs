@@ -28,6 +28,7 @@ pub mod env;
 mod error;
 pub mod kernel;
 mod launch;
+pub mod manifest;
 pub mod pool;
 pub mod prelude;
 pub mod probe;

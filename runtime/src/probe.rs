@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use cudarc::driver::sys;
 use tilewright_codegen::llvm::LlvmVersion;
 use tilewright_codegen::target::HostCpu;
 
 use crate::cache::Cache;
 use crate::device::{Device, DeviceInfo, driver_version, gpu_count};
 use crate::env::Env;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 
 /// CUDA version of the driver as major × 1000 + minor × 10.
 ///
@@ -26,6 +27,20 @@ pub fn cuda_driver() -> Result<i32> {
 pub fn gpus() -> Result<Vec<Result<DeviceInfo>>> {
     let count = gpu_count()?;
     Ok((0..count).map(|ordinal| Device::cuda(ordinal).map(|device| device.info().clone())).collect())
+}
+
+/// The GPU, by ordinal, whose memory is at this address.
+///
+/// # Errors
+/// Why the driver is not usable, or an address that is not GPU memory.
+pub fn gpu_of_address(address: u64) -> Result<usize> {
+    driver_version()?;
+    let mut ordinal = 0_i32;
+    let which = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    // SAFETY: this attribute is an i32 (CUDA Driver API, cuPointerGetAttribute), and any address may be asked for.
+    let outcome = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), which, address) }.result();
+    outcome.context("finding the GPU of an array's memory, which must be allocated GPU memory")?;
+    Ok(ordinal.max(0) as usize)
 }
 
 /// A `ptxas` and its version.

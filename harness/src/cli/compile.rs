@@ -14,9 +14,9 @@ use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch,
 use tilewright::codegen::text;
 use tilewright::env::Env;
 use tilewright::kernel::{compile_error, render_with_source};
+use tilewright::manifest::Compilation;
 use tilewright::{Error, dump, terminal};
 
-use super::manifest;
 use super::{CliError, Result, choose};
 
 #[derive(Args)]
@@ -332,6 +332,13 @@ pub struct Request {
     pub options: CompileOptions,
 }
 
+impl Request {
+    fn compilation(&self) -> Compilation<'_> {
+        let Request { def, dtypes, constants, options, .. } = self;
+        Compilation { def, dtypes, constants, options }
+    }
+}
+
 /// Compiles, writes the files and `manifest.json`, and returns their paths.
 ///
 /// # Errors
@@ -346,7 +353,7 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
         files.push((kind.name(), name));
     }
     let path = dir.join("manifest.json");
-    write(&path, manifest::describe(request, &compiled.artifact, &files).as_bytes())?;
+    write(&path, request.compilation().manifest(&compiled.artifact, &files).as_bytes())?;
     let paths = files.iter().map(|(_, name)| dir.join(name));
     Ok(paths.chain([path]).collect())
 }
@@ -368,7 +375,7 @@ pub fn compile_cached_to(request: &Request, dir: &Path, input: Option<&Path>) ->
     let (path, described) = (dir.join(&name), dir.join(format!("{}.json", def.name)));
     crate::files::check_distinct(&[&path, &described], input.as_slice())?;
     write(&path, code)?;
-    let manifest = manifest::describe(request, &artifact, &[(kind.name(), name)]);
+    let manifest = request.compilation().manifest(&artifact, &[(kind.name(), name)]);
     write(&described, manifest.as_bytes())?;
     Ok(path)
 }

@@ -29,7 +29,6 @@ mod explain;
 mod generate;
 mod launch;
 mod list;
-mod manifest;
 mod memory;
 mod model_options;
 mod numerics;

@@ -39,21 +39,3 @@ fn the_c_program_runs_native_code() {
     run(dir.path(), &["cc", "-Wall", "-Werror", "cpu.c", "out/weighted_sum_fwd.o", "-o", "cpu"]);
     assert_eq!(run(dir.path(), &["./cpu"]), "right\n");
 }
-
-#[test]
-fn the_python_program_passes_what_the_kernel_wants() {
-    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: there is no python3");
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    compile(dir.path(), "host", "native");
-    let manifest = compile(dir.path(), "sm_90a", "out");
-    std::fs::write(dir.path().join("gpu.py"), block("\"\"\"Launches out/")).unwrap();
-    let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/driver.c").display().to_string();
-    let object = "native/weighted_sum_fwd.o";
-    run(dir.path(), &["cc", "-Wall", "-Werror", "-shared", "-fPIC", &driver, object, "-o", "libcuda.so.1"]);
-    let text = run(dir.path(), &["python3", "gpu.py"]);
-    let launch = format!("4 blocks of {} threads with {} bytes\n", manifest["threads"], manifest["shared_bytes"]);
-    assert_eq!(text, launch + "right\n");
-}

@@ -31,16 +31,16 @@ const RECENT_LAUNCHES: usize = 6;
 
 impl Cuda {
     pub(super) fn new(ordinal: usize) -> Result<Cuda> {
-        driver_version()?;
-        let count = gpu_count()?;
-        if ordinal >= count {
-            return Err(Error::NoSuchGpu { ordinal, count });
-        }
-        let context = CudaContext::new(ordinal).context(&format!("opening GPU {ordinal}"))?;
-        // SAFETY: our buffers are ordered by their stream; nothing here relies on cudarc's event tracking.
-        unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().context(&format!("opening a stream on GPU {ordinal}"))?;
+        let stream = primary_context(ordinal)?.new_stream().context(&format!("opening a stream on GPU {ordinal}"))?;
         Cuda::from_stream(stream)
+    }
+
+    /// # Safety
+    /// As for [`Device::cuda_with_stream`](super::Device::cuda_with_stream).
+    pub(super) unsafe fn with_stream(ordinal: usize, handle: u64) -> Result<Cuda> {
+        let handle = std::ptr::with_exposed_provenance_mut::<c_void>(handle as usize).cast();
+        // SAFETY: the caller's promise; all work of this device is queued on the stream.
+        Cuda::from_stream(unsafe { primary_context(ordinal)?.wrap_borrowed_stream(handle) })
     }
 
     pub(super) fn from_stream(stream: Arc<CudaStream>) -> Result<Cuda> {
@@ -235,6 +235,18 @@ impl Cuda {
         let pool = unsafe { result::device::get_mem_pool(self.context.cu_device()) };
         pool.context(&format!("getting the memory pool of {}", self.label)).map(Some)
     }
+}
+
+/// The primary context of a GPU.
+fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>> {
+    let count = gpu_count()?;
+    if ordinal >= count {
+        return Err(Error::NoSuchGpu { ordinal, count });
+    }
+    let context = CudaContext::new(ordinal).context(&format!("opening GPU {ordinal}"))?;
+    // SAFETY: our buffers are ordered by their stream; nothing here relies on cudarc's event tracking.
+    unsafe { context.disable_event_tracking() };
+    Ok(context)
 }
 
 fn query_info(context: &CudaContext) -> Result<DeviceInfo, DriverError> {

@@ -76,6 +76,20 @@ impl Device {
         Ok(Device(Arc::new(Inner::Cuda(Cuda::from_stream(stream)?))))
     }
 
+    /// GPU `ordinal` with another library's stream, on which launches and copies are queued. The handle is a `CUstream`
+    /// of the GPU's primary context, which the CUDA runtime and thereby PyTorch use; 0 is the legacy default stream.
+    ///
+    /// # Errors
+    /// As for [`Device::cuda`].
+    ///
+    /// # Safety
+    /// The handle is a stream of that GPU's primary context, and stays one as long as this device or a copy of it is in
+    /// use.
+    pub unsafe fn cuda_with_stream(ordinal: usize, handle: u64) -> Result<Device> {
+        // SAFETY: the caller's promise.
+        Ok(Device(Arc::new(Inner::Cuda(unsafe { Cuda::with_stream(ordinal, handle) }?))))
+    }
+
     /// This machine's CPU: the grid of a kernel runs on rayon's thread pool.
     pub fn cpu() -> Device {
         Device(Arc::new(Inner::Cpu(Cpu::new())))

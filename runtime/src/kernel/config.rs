@@ -13,10 +13,18 @@ pub struct Grid([i64; 3]);
 impl Grid {
     /// The extents as u32; an error if one is negative or exceeds 32 bits.
     pub(crate) fn extents(&self, def: &KernelDef) -> Result<[u32; 3]> {
+        self.checked(&format_args!("`{}` ({}:{})", def.name, def.file, def.line))
+    }
+
+    /// The extents as u32, for a launch of the kernel that messages call `kernel`.
+    ///
+    /// # Errors
+    /// An extent that is negative or exceeds 32 bits.
+    pub fn checked(&self, kernel: &dyn std::fmt::Display) -> Result<[u32; 3]> {
         let mut extents = [0; 3];
         for (axis, (out, &extent)) in extents.iter_mut().zip(&self.0).enumerate() {
             *out = u32::try_from(extent).map_err(|_| Error::GridExtent {
-                kernel: format!("`{}` ({}:{})", def.name, def.file, def.line),
+                kernel: kernel.to_string(),
                 axis: ['x', 'y', 'z'][axis],
                 found: extent,
             })?;

@@ -14,9 +14,11 @@ mod config;
 mod variant;
 
 use smallvec::SmallVec;
+use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang;
-use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::pipeline;
 use tilewright_codegen::target::Schedule;
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
@@ -180,6 +182,27 @@ pub fn launch_erased(
     let values = def.complete_consts(consts).map_err(|d| Error::Kernel(render_with_source(&d)))?;
     let keys: Vec<u64> = values.iter().map(erased_key).collect();
     launch(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
+}
+
+/// The access footprint of a kernel's code, for [`check_bounds`].
+///
+/// # Errors
+/// Missing or unknown constants, and mistakes in the kernel.
+pub fn footprint(def: &KernelDef, dtypes: &[DType], consts: &[(&str, ConstValue)]) -> Result<Footprint> {
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).count();
+    let func = record(def, dtypes, consts, &Specialization { args: vec![ArgSpec::default(); passed] })?;
+    Ok(pipeline::footprint(&func))
+}
+
+/// Proves, as [`launch`] does, that with these arguments and this grid every access of the kernel is in bounds and its
+/// preconditions hold: for code that was compiled ahead of time.
+///
+/// # Errors
+/// An access that may be out of bounds, or a precondition that does not hold.
+pub fn check_bounds(def: &KernelDef, footprint: &Footprint, grid: Grid, args: &[LaunchArg]) -> Result<[u32; 3]> {
+    let grid = grid.extents(def)?;
+    bounds::check(def, footprint, args, grid)?;
+    Ok(grid)
 }
 
 /// A key for a value without its type: a hash of the text. It cannot equal a key of typed launches.

@@ -74,7 +74,8 @@ fn key(
     match device.inner() {
         Inner::Cpu(_) => key.extend([0, 0]),
         Inner::Simulated(simulated) => key.extend([1, std::ptr::from_ref(simulated) as u64]),
-        Inner::Cuda(cuda) => key.extend([cuda.context.cu_ctx() as u64, cuda.stream.cu_stream() as u64]),
+        // All streams of a GPU share its code.
+        Inner::Cuda(cuda) => key.extend([2, cuda.context.cu_ctx() as u64]),
     }
     let LaunchConfig {
         grid: _,
@@ -121,8 +122,8 @@ pub(super) fn find_or_compile(
     let key = key(def, device, config, dtypes, args, consts, assume_ranges);
     // The map is consistent even if a thread panicked while it held the lock: every change is one insertion.
     let found = VARIANTS.read().unwrap_or_else(|e| e.into_inner()).get(&key[..]).cloned();
-    if let Some(variant) = found {
-        return Ok(variant);
+    if let Some(Variant { kernel, footprint }) = found {
+        return Ok(Variant { kernel: kernel.on(device), footprint });
     }
     // Two threads may compile the same variant: both results are correct, and the second one is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);

@@ -32,7 +32,11 @@ type Slots = SmallVec<[u64; 32]>;
 
 /// An artifact that is loaded on a device and ready to run. Cloning is cheap.
 #[derive(Clone)]
-pub struct CompiledKernel(Arc<Kernel>);
+pub struct CompiledKernel {
+    kernel: Arc<Kernel>,
+    /// The device of launches: it has the memory that the code is loaded for, but its stream may be another one.
+    device: Device,
+}
 
 struct Kernel {
     manifest: Manifest,
@@ -43,8 +47,8 @@ struct Kernel {
     /// The footprint of code that relies on assumptions about the ranges of integers.
     assumptions: Option<Arc<Footprint>>,
     code: Loaded,
-    /// Dropped after the code, which needs its context.
-    device: Device,
+    /// The device on which the code was loaded. Dropped after the code, which needs its context.
+    _device: Device,
 }
 
 enum Loaded {
@@ -81,7 +85,8 @@ impl Device {
     fn loaded(&self, manifest: Manifest, code: Loaded) -> CompiledKernel {
         let passed = check::passed_arguments(&manifest);
         let label = label(&manifest).into();
-        CompiledKernel(Arc::new(Kernel { manifest, label, passed, assumptions: None, code, device: self.clone() }))
+        let kernel = Kernel { manifest, label, passed, assumptions: None, code, _device: self.clone() };
+        CompiledKernel { kernel: Arc::new(kernel), device: self.clone() }
     }
 }
 
@@ -94,10 +99,16 @@ impl CompiledKernel {
     /// The kernel, with the footprint of its code. Launches check the assumptions that the code relies on.
     pub(crate) fn with_footprint(mut self, footprint: &Arc<Footprint>) -> CompiledKernel {
         if footprint.has_assumptions() {
-            let kernel = Arc::get_mut(&mut self.0).expect("internal compiler error: a kernel that is already shared");
+            let kernel =
+                Arc::get_mut(&mut self.kernel).expect("internal compiler error: a kernel that is already shared");
             kernel.assumptions = Some(footprint.clone());
         }
         self
+    }
+
+    /// The kernel, with launches on the stream of `device`, which is of the same GPU.
+    pub(crate) fn on(self, device: &Device) -> CompiledKernel {
+        CompiledKernel { device: device.clone(), ..self }
     }
 
     /// Launches `grid` program instances on the device's stream: [`CompiledKernel::launch_on`].
@@ -133,7 +144,7 @@ impl CompiledKernel {
     /// # Safety
     /// As for [`CompiledKernel::launch_on`].
     unsafe fn launch_with(&self, stream: Option<&Stream>, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
-        let kernel = &*self.0;
+        let kernel = &*self.kernel;
         let slots = check::bind_arguments(kernel, args)?;
         check::grid(kernel, grid)?;
         check::ranges(kernel, grid, args)?;
@@ -141,7 +152,7 @@ impl CompiledKernel {
             return Ok(());
         }
         let _span = trace::span_of(&kernel.manifest.kernel);
-        match (&kernel.code, kernel.device.inner()) {
+        match (&kernel.code, self.device.inner()) {
             (Loaded::Host(module), _) => {
                 // SAFETY: the arguments match the manifest, which describes the entry; the rest is the caller's
                 // promise.
@@ -151,7 +162,7 @@ impl CompiledKernel {
             (Loaded::Cuda(function), Inner::Cuda(cuda)) => {
                 let stream = match stream {
                     None => &cuda.stream,
-                    Some(stream) => kernel.stream_of_same_gpu(cuda, stream)?,
+                    Some(stream) => self.stream_of_same_gpu(cuda, stream)?,
                 };
                 // SAFETY: as above.
                 unsafe { function.launch(cuda, stream, kernel, grid, &slots) }
@@ -169,17 +180,17 @@ impl CompiledKernel {
 
     /// The compiler's description of the code.
     pub fn manifest(&self) -> &Manifest {
-        &self.0.manifest
+        &self.kernel.manifest
     }
 
     /// The device that the code is loaded on.
     pub fn device(&self) -> &Device {
-        &self.0.device
+        &self.device
     }
 
     /// Registers, spills and occupancy, as reported by the driver; `None` on the CPU.
     pub fn resources(&self) -> Option<&Resources> {
-        match &self.0.code {
+        match &self.kernel.code {
             Loaded::Host(_) | Loaded::Simulated(_) => None,
             Loaded::Cuda(function) => Some(function.resources()),
         }
@@ -187,14 +198,14 @@ impl CompiledKernel {
 
     /// Output of the driver's PTX compiler; empty on the CPU.
     pub fn jit_log(&self) -> &str {
-        match &self.0.code {
+        match &self.kernel.code {
             Loaded::Host(_) | Loaded::Simulated(_) => "",
             Loaded::Cuda(function) => function.log(),
         }
     }
 }
 
-impl Kernel {
+impl CompiledKernel {
     fn stream_of_same_gpu<'s>(&self, cuda: &Cuda, stream: &'s Stream) -> Result<&'s Arc<CudaStream>> {
         let other = stream.cuda_stream().filter(|other| other.context().cu_ctx() == cuda.context.cu_ctx());
         other.ok_or_else(|| Error::DifferentDevices {
@@ -207,6 +218,6 @@ impl Kernel {
 
 impl fmt::Debug for CompiledKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CompiledKernel({} on {})", self.0.label, self.0.device)
+        write!(f, "CompiledKernel({} on {})", self.kernel.label, self.device)
     }
 }

@@ -1,0 +1,205 @@
+"""The kernels' computations on NumPy arrays, on the CPU.
+
+Arrays are float32, float16 or, with the package ml_dtypes, bfloat16; sums and statistics are float32. Strides are any
+that NumPy makes with non-negative steps, except where leading dimensions [..., d] must be one dimension in memory. The
+results are new arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _native
+
+Array = NDArray
+
+
+def _float32(shape: int | tuple[int, ...]) -> Array:
+    return np.empty(shape, np.float32)
+
+
+def _like(x: Array) -> Array:
+    return np.empty(x.shape, x.dtype)
+
+
+def _rows(x: Array) -> int:
+    return int(np.prod(x.shape[:-1]))
+
+
+def attention_forward(
+    q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None
+) -> tuple[Array, Array]:
+    """softmax(scale · q kᵀ) v and the log-sum-exp [batch, heads, n_q] of each row of scores.
+
+    q is [batch, heads, n_q, d], k and v are [batch, heads_kv, n_k, d], where heads_kv divides heads and d is at most 256.
+    With `causal`, row i sees the keys j ≤ i + (n_k − n_q). `scale` is 1/√d by default.
+    """
+    o, lse = _like(q), _float32(q.shape[:3])
+    _native.attention_forward(q, k, v, o, lse, _float32, causal, scale)
+    return o, lse
+
+
+def attention(q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None) -> Array:
+    """The first result of `attention_forward`."""
+    return attention_forward(q, k, v, causal=causal, scale=scale)[0]
+
+
+def attention_backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    grad_o: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Array, Array, Array]:
+    """The gradients of q, k and v, given the results of `attention_forward` and the gradient of o."""
+    dq, dk, dv = _like(q), _like(k), _like(v)
+    _native.attention_backward(q, k, v, o, lse, grad_o, dq, dk, dv, _float32, causal, scale)
+    return dq, dk, dv
+
+
+def rms_norm_forward(x: Array, weight: Array, eps: float = 1e-6) -> tuple[Array, Array]:
+    """x · rstd · weight with rstd = 1/√(mean(x²) + eps) of each row of x [..., d]; and rstd [rows]."""
+    y, rstd = _like(x), _float32(_rows(x))
+    _native.rms_norm_forward(x, weight, y, rstd, eps)
+    return y, rstd
+
+
+def rms_norm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
+    """The first result of `rms_norm_forward`."""
+    return rms_norm_forward(x, weight, eps)[0]
+
+
+def rms_norm_backward(x: Array, weight: Array, rstd: Array, grad_y: Array) -> tuple[Array, Array]:
+    """The gradients of x and weight, given rstd of `rms_norm_forward` and the gradient of its first result."""
+    grad_x, grad_weight = _like(x), _like(weight)
+    _native.rms_norm_backward(x, weight, rstd, grad_y, grad_x, grad_weight)
+    return grad_x, grad_weight
+
+
+def layer_norm_forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> tuple[Array, Array, Array]:
+    """(x − mean) · rstd · weight + bias with rstd = 1/√(variance + eps) of each row of x [..., d]; mean and rstd [rows]."""
+    y, mean, rstd = _like(x), _float32(_rows(x)), _float32(_rows(x))
+    _native.layer_norm_forward(x, weight, bias, y, mean, rstd, eps)
+    return y, mean, rstd
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:
+    """The first result of `layer_norm_forward`."""
+    return layer_norm_forward(x, weight, bias, eps)[0]
+
+
+def layer_norm_backward(
+    x: Array, weight: Array, mean: Array, rstd: Array, grad_y: Array
+) -> tuple[Array, Array, Array]:
+    """The gradients of x, weight and bias, given mean and rstd of `layer_norm_forward`."""
+    grad_x, grad_weight, grad_bias = _like(x), _like(weight), _like(weight)
+    _native.layer_norm_backward(x, weight, mean, rstd, grad_y, grad_x, grad_weight, grad_bias)
+    return grad_x, grad_weight, grad_bias
+
+
+def softmax(x: Array) -> Array:
+    """The softmax of each row of x [..., d]."""
+    y = _like(x)
+    _native.softmax(x, y)
+    return y
+
+
+def cross_entropy_forward(logits: Array, targets: Array, ignore_index: int = -100) -> tuple[Array, Array]:
+    """The losses [rows] and log-sum-exps [rows] of logits [..., d]; the loss of a row with target `ignore_index` is 0."""
+    loss, lse = _float32(_rows(logits)), _float32(_rows(logits))
+    _native.cross_entropy_forward(logits, targets.reshape(-1), loss, lse, ignore_index)
+    return loss, lse
+
+
+def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> Array:
+    """The first result of `cross_entropy_forward`."""
+    return cross_entropy_forward(logits, targets, ignore_index)[0]
+
+
+def cross_entropy_backward(
+    logits: Array, targets: Array, lse: Array, grad_loss: Array, ignore_index: int = -100
+) -> Array:
+    """The gradient of the logits, given lse of `cross_entropy_forward` and the gradients [rows] of the losses."""
+    grad = _like(logits)
+    _native.cross_entropy_backward(logits, targets.reshape(-1), lse, grad_loss, grad, ignore_index)
+    return grad
+
+
+def rope(
+    x: Array,
+    *,
+    base: float = 10000.0,
+    start: int = 0,
+    positions: Array | None = None,
+    inverse: bool = False,
+) -> Array:
+    """Rotary position embedding of x [batch, heads, n, d].
+
+    Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
+    [n], integers, or start, start + 1, …. `inverse` rotates back, which is the gradient.
+    """
+    y = np.empty_like(x)
+    frequencies = np.array(_native.rope_frequencies(x.shape[-1], base))
+    _native.rope(x, frequencies, y, start, positions, inverse)
+    return y
+
+
+def silu(x: Array) -> Array:
+    """x · sigmoid(x)."""
+    y = _like(x)
+    _native.silu_forward(x, y)
+    return y
+
+
+def silu_backward(x: Array, grad_y: Array) -> Array:
+    """The gradient of x."""
+    grad_x = _like(x)
+    _native.silu_backward(x, grad_y, grad_x)
+    return grad_x
+
+
+def swiglu(a: Array, b: Array) -> Array:
+    """silu(a) · b."""
+    y = _like(a)
+    _native.swiglu_forward(a, b, y)
+    return y
+
+
+def swiglu_backward(a: Array, b: Array, grad_y: Array) -> tuple[Array, Array]:
+    """The gradients of a and b."""
+    grad_a, grad_b = _like(a), _like(b)
+    _native.swiglu_backward(a, b, grad_y, grad_a, grad_b)
+    return grad_a, grad_b
+
+
+def matmul(
+    a: Array, b: Array, bias: Array | None = None, *, activation: str = "none", precision: str = "ieee"
+) -> Array:
+    """activation(a [m, k] · b [k, n] + bias [n]), accumulated in float32.
+
+    The activation is "none", "relu", "gelu" or "silu". `precision` is for float32 operands: "ieee", "tf32", "tf32x3".
+    """
+    c = np.empty((a.shape[0], b.shape[-1]), a.dtype)
+    _native.matmul(a, b, c, bias, activation, precision)
+    return c
+
+
+def adamw(
+    p: Array,
+    m: Array,
+    v: Array,
+    grad: Array,
+    step: int,
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> None:
+    """Applies step 1, 2, … of AdamW to the parameters p and their moments m and v, float32 and in place."""
+    _native.adamw([(p, m, v, grad, None)], step, lr, *betas, eps, weight_decay)

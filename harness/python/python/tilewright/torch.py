@@ -1,0 +1,540 @@
+"""Differentiable ops on PyTorch tensors, and the optimizer `AdamW`.
+
+The ops are registered with `torch.library`: they work in eager mode, under `torch.compile(fullgraph=True)` and in CUDA
+graphs, on NVIDIA GPUs (compute capability 8.0 and later) and on the CPU. They run on PyTorch's current stream, on the
+tensors' own memory. Element types are float32, bfloat16 and float16; statistics and losses are float32.
+
+A CUDA graph can be captured after one run of the same code outside of the graph, which compiles and loads the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native
+
+__all__ = ["AdamW", "attention", "cross_entropy", "layer_norm", "linear", "matmul", "rms_norm", "rope", "silu", "swiglu"]
+
+_library = torch.library.Library("tilewright", "DEF")
+
+
+def _op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Registers an op whose results are new tensors; `fake` returns tensors like them, without computing."""
+    name = schema.split("(")[0]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tilewright::{name}", fake, lib=_library)
+    return getattr(torch.ops.tilewright, name).default
+
+
+def _differentiable(name: str, setup_context: Callable[..., None], backward: Callable[..., Any]) -> None:
+    torch.library.register_autograd(f"tilewright::{name}", backward, setup_context=setup_context, lib=_library)
+
+
+def _without_derivative(name: str) -> None:
+    """Makes the derivative of an op an error: without this PyTorch takes it for a constant, with a warning."""
+
+    def fail(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(f"tilewright: the second derivative is not defined: {name} has no gradient")
+
+    torch.library.register_autograd(f"tilewright::{name}", fail, lib=_library)
+
+
+def _float32(like: Tensor) -> Callable[[Any], Tensor]:
+    """A function that allocates float32 tensors on the device of `like`."""
+    return lambda shape: torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // max(x.shape[-1], 1)
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """x [..., d] with leading dimensions that are one dimension in memory: x itself or a view where possible."""
+    return x if x.dim() == 2 or x.is_contiguous() else x.reshape(-1, x.shape[-1])
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _with_unit_stride(x: Tensor) -> Tensor:
+    """x, copied if its last dimension is not contiguous in memory, as that of an expanded gradient."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+# Attention
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, precision: str | None, deterministic: bool
+) -> tuple[Tensor, Tensor]:
+    o, lse = _attention_fake(q, k, v, causal, scale, precision, deterministic)
+    _native.attention_forward(q, k, v, o, lse, _float32(q), causal, scale, precision)
+    return o, lse
+
+
+def _attention_fake(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, precision: str | None, deterministic: bool
+) -> tuple[Tensor, Tensor]:
+    torch._check(q.dim() == 4, lambda: f"attention: expected q [batch, heads, rows, d], found {list(q.shape)}")
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_o: Tensor,
+    causal: bool, scale: float | None, precision: str | None, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    _native.attention_backward(
+        q, k, v, o, lse, _with_unit_stride(grad_o), *grads, _float32(q), causal, scale, precision, deterministic
+    )
+    return grads
+
+
+_attention_op = _op(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str? precision, bool deterministic)"
+    " -> (Tensor, Tensor)",
+    _attention,
+    _attention_fake,
+)
+_attention_backward_op = _op(
+    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o, bool causal, float? scale,"
+    " str? precision, bool deterministic) -> (Tensor, Tensor, Tensor)",
+    _attention_backward,
+    lambda q, k, v, *_: (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)),
+)
+
+
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _attention_grad(ctx: Any, grad_o: Tensor, _: Any) -> tuple[Any, ...]:
+    return *_attention_backward_op(*ctx.saved_tensors, grad_o, *ctx.options), None, None, None, None
+
+
+_differentiable("attention", _save_attention, _attention_grad)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    precision: str | None = None,
+    deterministic: bool = True,
+) -> Tensor:
+    """softmax(scale · q kᵀ) v for q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], of any strides.
+
+    heads_kv divides heads (grouped-query attention); d is at most 256. With `causal`, row i sees the keys
+    j ≤ i + (n_k − n_q): the last query sees every key. `scale` is 1/√d by default. `precision` is that of float32
+    products: "tf32x3" by default on a GPU, or "tf32", "ieee". The same inputs give the same bits of all gradients;
+    `deterministic=False` adds up dq atomically instead.
+    """
+    return _attention_op(q, k, v, causal, scale, precision, deterministic)[0]
+
+
+# Norms
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    y, rstd = _rms_norm_fake(x, weight, eps)
+    _native.rms_norm_forward(_matrix(x), weight, y, rstd, eps)
+    return y, rstd
+
+
+def _rms_norm_fake(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _dense(x), x.new_empty(_rows(x), dtype=torch.float32)
+
+
+def _rms_norm_backward(x: Tensor, weight: Tensor, rstd: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
+    grad_x, grad_weight = _dense(x), _dense(weight)
+    _native.rms_norm_backward(_matrix(x), weight, rstd, _matrix(grad_y), grad_x, grad_weight)
+    return grad_x, grad_weight
+
+
+_rms_norm_op = _op("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _rms_norm, _rms_norm_fake)
+_rms_norm_backward_op = _op(
+    "rms_norm_backward(Tensor x, Tensor weight, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor)",
+    _rms_norm_backward,
+    lambda x, weight, *_: (_dense(x), _dense(weight)),
+)
+
+
+def _save_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:2], output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _rms_norm_grad(ctx: Any, grad_y: Tensor, _: Any) -> tuple[Any, ...]:
+    return *_rms_norm_backward_op(*ctx.saved_tensors, grad_y), None
+
+
+_differentiable("rms_norm", _save_rms_norm, _rms_norm_grad)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / √(mean(x²) + eps) · weight for each row of x [..., d]. The weight [d] is converted to x's type."""
+    return _rms_norm_op(x, weight.to(x.dtype), eps)[0]
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, rstd = _layer_norm_fake(x, weight, bias, eps)
+    _native.layer_norm_forward(_matrix(x), weight, bias, y, mean, rstd, eps)
+    return y, mean, rstd
+
+
+def _layer_norm_fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    statistics = [x.new_empty(_rows(x), dtype=torch.float32) for _ in range(2)]
+    return _dense(x), statistics[0], statistics[1]
+
+
+def _layer_norm_backward(
+    x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, grad_y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = _dense(x), _dense(weight), _dense(weight)
+    _native.layer_norm_backward(_matrix(x), weight, mean, rstd, _matrix(grad_y), *grads)
+    return grads
+
+
+_layer_norm_op = _op(
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _layer_norm,
+    _layer_norm_fake,
+)
+_layer_norm_backward_op = _op(
+    "layer_norm_backward(Tensor x, Tensor weight, Tensor mean, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor, Tensor)",
+    _layer_norm_backward,
+    lambda x, weight, *_: (_dense(x), _dense(weight), _dense(weight)),
+)
+
+
+def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:2], *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _layer_norm_grad(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Any, ...]:
+    return *_layer_norm_backward_op(*ctx.saved_tensors, grad_y), None
+
+
+_differentiable("layer_norm", _save_layer_norm, _layer_norm_grad)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """(x − mean) / √(variance + eps) · weight + bias for each row of x [..., d]. Weight and bias are converted to x's type."""
+    bias = torch.zeros_like(weight) if bias is None else bias
+    return _layer_norm_op(x, weight.to(x.dtype), bias.to(x.dtype), eps)[0]
+
+
+# Cross-entropy
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    loss, lse = _cross_entropy_fake(logits, target, ignore_index)
+    _native.cross_entropy_forward(_matrix(logits), target, loss, lse, ignore_index)
+    return loss, lse
+
+
+def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    rows = _rows(logits)
+    return logits.new_empty(rows, dtype=torch.float32), logits.new_empty(rows, dtype=torch.float32)
+
+
+def _cross_entropy_backward(
+    logits: Tensor, target: Tensor, lse: Tensor, grad_loss: Tensor, ignore_index: int
+) -> Tensor:
+    grad = _dense(logits)
+    _native.cross_entropy_backward(_matrix(logits), target, lse, grad_loss, grad, ignore_index)
+    return grad
+
+
+_cross_entropy_op = _op(
+    "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
+    _cross_entropy,
+    _cross_entropy_fake,
+)
+_cross_entropy_backward_op = _op(
+    "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor grad_loss, int ignore_index) -> Tensor",
+    _cross_entropy_backward,
+    lambda logits, *_: _dense(logits),
+)
+
+
+def _save_cross_entropy(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, target, ctx.ignore_index = inputs
+    ctx.save_for_backward(logits, target, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _cross_entropy_grad(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Any, ...]:
+    return _cross_entropy_backward_op(*ctx.saved_tensors, grad_loss, ctx.ignore_index), None, None
+
+
+_differentiable("cross_entropy", _save_cross_entropy, _cross_entropy_grad)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    """The cross-entropy loss, float32, of logits [..., classes] and target [...], int64 or int32.
+
+    `reduction` is "mean" (over targets other than `ignore_index`), "sum" or "none", which gives a loss per target.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction: expected mean, sum or none, found {reduction}")
+    if logits.shape[:-1] != target.shape:
+        raise ValueError(f"target: expected the shape {list(logits.shape[:-1])}, found {list(target.shape)}")
+    flat = target.reshape(-1)
+    loss = _cross_entropy_op(logits, flat, ignore_index)[0]
+    if reduction == "none":
+        return loss.view(target.shape)
+    return loss.sum() if reduction == "sum" else loss.sum() / (flat != ignore_index).sum()
+
+
+# SiLU and SwiGLU
+
+
+def _swiglu(a: Tensor, b: Tensor) -> Tensor:
+    y = _dense(a)
+    _native.swiglu_forward(_matrix(a), _matrix(b), y)
+    return y
+
+
+def _swiglu_backward(a: Tensor, b: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
+    grads = _dense(a), _dense(b)
+    _native.swiglu_backward(_matrix(a), _matrix(b), _matrix(grad_y), *grads)
+    return grads
+
+
+_swiglu_op = _op("swiglu(Tensor a, Tensor b) -> Tensor", _swiglu, lambda a, b: _dense(a))
+_swiglu_backward_op = _op(
+    "swiglu_backward(Tensor a, Tensor b, Tensor grad_y) -> (Tensor, Tensor)",
+    _swiglu_backward,
+    lambda a, b, _: (_dense(a), _dense(b)),
+)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_differentiable("swiglu", _save_inputs, lambda ctx, grad_y: _swiglu_backward_op(*ctx.saved_tensors, grad_y))
+
+
+def swiglu(a: Tensor, b: Tensor) -> Tensor:
+    """silu(a) · b for a and b [..., d]; the halves of one fused projection are passed as slices, without a copy."""
+    return _swiglu_op(a, b)
+
+
+def _silu(x: Tensor) -> Tensor:
+    y = _dense(x)
+    _native.silu_forward(_matrix(x), y)
+    return y
+
+
+def _silu_backward(x: Tensor, grad_y: Tensor) -> Tensor:
+    grad_x = _dense(x)
+    _native.silu_backward(_matrix(x), _matrix(grad_y), grad_x)
+    return grad_x
+
+
+_silu_op = _op("silu(Tensor x) -> Tensor", _silu, _dense)
+_silu_backward_op = _op("silu_backward(Tensor x, Tensor grad_y) -> Tensor", _silu_backward, lambda x, _: _dense(x))
+_differentiable("silu", _save_inputs, lambda ctx, grad_y: _silu_backward_op(*ctx.saved_tensors, grad_y))
+
+
+def silu(x: Tensor) -> Tensor:
+    """x · sigmoid(x) for x [..., d]."""
+    return _silu_op(x)
+
+
+# Rotary position embedding
+
+_frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
+
+
+def _rope(x: Tensor, base: float, start: int, positions: Tensor | None, inverse: bool) -> Tensor:
+    key = (x.shape[-1], base, x.device)
+    frequencies = _frequencies.get(key)
+    if frequencies is None:
+        values = _native.rope_frequencies(x.shape[-1], base)
+        frequencies = _frequencies[key] = torch.tensor(values, dtype=torch.float64, device=x.device)
+    y = torch.empty_like(x)
+    _native.rope(x, frequencies, y, start, positions, inverse)
+    return y
+
+
+_rope_op = _op(
+    "rope(Tensor x, float base, int start, Tensor? positions, bool inverse) -> Tensor",
+    _rope,
+    lambda x, *_: torch.empty_like(x),
+)
+
+
+def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.base, ctx.start, positions, ctx.inverse = inputs
+    ctx.save_for_backward(positions)
+
+
+def _rope_grad(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
+    (positions,) = ctx.saved_tensors
+    return _rope_op(grad_y.contiguous(), ctx.base, ctx.start, positions, not ctx.inverse), None, None, None, None
+
+
+_differentiable("rope", _save_rope, _rope_grad)
+
+
+def rope(x: Tensor, *, base: float = 10000.0, start: int = 0, positions: Tensor | None = None) -> Tensor:
+    """Rotary position embedding of x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d].
+
+    Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
+    [n], int64 or int32, or start, start + 1, ….
+    """
+    return _rope_op(x, base, start, positions, False)
+
+
+# Matmul
+
+
+def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+    c = a.new_empty(a.shape[0], b.shape[1])
+    _native.matmul(a, b, c, bias, "none", precision)
+    return c
+
+
+def _matmul_fake(a: Tensor, b: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+    torch._check(a.dim() == 2 and b.dim() == 2, lambda: f"matmul: expected matrices, found {a.shape} and {b.shape}")
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _column_sum(x: Tensor) -> Tensor:
+    y = x.new_empty(x.shape[-1])
+    _native.column_sum(_matrix(x), y)
+    return y
+
+
+_matmul_op = _op("matmul(Tensor a, Tensor b, Tensor? bias, str precision) -> Tensor", _matmul, _matmul_fake)
+_column_sum_op = _op("column_sum(Tensor x) -> Tensor", _column_sum, lambda x: x.new_empty(x.shape[-1]))
+
+
+def _save_matmul(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, b, bias, ctx.precision = inputs
+    ctx.save_for_backward(a, b)
+    ctx.has_bias = bias is not None
+
+
+def _matmul_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    a, b = ctx.saved_tensors
+    grad = grad.contiguous()
+    needs_a, needs_b, needs_bias, _ = ctx.needs_input_grad
+    grad_a = _matmul_op(grad, b.t(), None, ctx.precision) if needs_a else None
+    grad_b = _matmul_op(a.t(), grad, None, ctx.precision) if needs_b else None
+    grad_bias = _column_sum_op(grad) if ctx.has_bias and needs_bias else None
+    return grad_a, grad_b, grad_bias, None
+
+
+_differentiable("matmul", _save_matmul, _matmul_grad)
+
+
+def matmul(a: Tensor, b: Tensor, *, precision: str = "ieee") -> Tensor:
+    """a [m, k] · b [k, n], of any strides, accumulated in float32.
+
+    `precision` is for float32 operands: "ieee", "tf32" or "tf32x3".
+    """
+    return _matmul_op(a, b, None, precision)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str = "ieee") -> Tensor:
+    """x [..., k] · weight [n, k]ᵀ + bias [n]: `torch.nn.functional.linear`. `precision` as for `matmul`."""
+    y = _matmul_op(x.reshape(-1, x.shape[-1]), weight.t(), bias, precision)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+for _name in ("attention", "rms_norm", "layer_norm", "cross_entropy", "swiglu", "silu"):
+    _without_derivative(f"{_name}_backward")
+_without_derivative("column_sum")
+
+
+# AdamW
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW: decoupled weight decay, one kernel per parameter.
+
+    Parameters are float32, or bfloat16 or float16 with float32 master weights, which this optimizer keeps in its state.
+    Moments are float32. Gradients are float32, bfloat16 or float16. The names in its state are those of
+    `torch.optim.AdamW`. The step number is a kernel argument: a step cannot be captured in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        if not 0 <= lr:
+            raise ValueError(f"lr: expected a number of at least 0, found {lr}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas: expected two numbers in [0, 1), found {betas}")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this optimizer or of `torch.optim.AdamW`."""
+        super().load_state_dict(state_dict)
+        # The base class has converted the state to the parameters' types: it is float32 for all types.
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = [p for group in self.param_groups for p in group["params"]]
+        for index, p in zip(saved, own):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if name != "step":
+                    self.state[p][name] = value.detach().to(p.device, torch.float32, copy=True)
+
+    def _state_of(self, p: Tensor) -> dict[str, Any]:
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(p, dtype=torch.float32)
+        if p.dtype != torch.float32 and "master" not in state:
+            state["master"] = p.detach().to(torch.float32, copy=True)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Applies one step to all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("AdamW: a step cannot be captured in a CUDA graph: its number is an argument of the kernel")
+        for group in self.param_groups:
+            by_step: dict[int, list[tuple[dict[str, Any], tuple[Any, ...]]]] = {}
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise RuntimeError("AdamW: sparse gradients are not supported")
+                state = self._state_of(p)
+                grad = p.grad if p.grad.stride() == p.stride() else torch.empty_like(p, dtype=p.grad.dtype).copy_(p.grad)
+                moments = state["exp_avg"], state["exp_avg_sq"]
+                master = state.get("master")
+                update = (p, *moments, grad, None) if master is None else (master, *moments, grad, p)
+                by_step.setdefault(int(state["step"]) + 1, []).append((state, update))
+            for step, updates in by_step.items():
+                arrays = [update for _, update in updates]
+                _native.adamw(arrays, step, group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+                for state, (p, *_, compute_weights) in updates:
+                    state["step"] = step
+                    torch.autograd.graph.increment_version(p if compute_weights is None else compute_weights)
+        return loss

@@ -1,0 +1,426 @@
+//! Arrays of Python: NumPy arrays, PyTorch tensors, and objects with `__array_interface__`,
+//! `__cuda_array_interface__`.
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple};
+use smallvec::SmallVec;
+use tilewright::kernels::{Tensor, TensorMut};
+use tilewright::{Device, Dtype, Element, View, ViewMut};
+
+use crate::device::{Place, gpu_of_address};
+
+/// Which library's array this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Torch,
+    Interface,
+}
+
+pub type Dims = SmallVec<[i64; 6]>;
+
+/// An array: its memory, and how its elements lie there. Holds a reference to the Python object.
+pub struct Array {
+    owner: Py<PyAny>,
+    /// Address of the first element.
+    pub address: u64,
+    pub dtype: Dtype,
+    pub shape: Dims,
+    /// In elements.
+    pub strides: Dims,
+    pub writable: bool,
+    pub place: Place,
+    pub source: Source,
+    /// The stream that the array's interface names.
+    pub stream: Option<u64>,
+}
+
+/// Parts of PyTorch that this module calls.
+pub struct Torch {
+    tensor: Py<PyAny>,
+    /// Returns the handle of the current stream of a GPU; absent in builds for the CPU.
+    pub current_stream: Option<Py<PyAny>>,
+    dtypes: Vec<(Py<PyAny>, Dtype)>,
+}
+
+/// PyTorch, if the program has imported it.
+///
+/// # Errors
+/// A PyTorch without the expected attributes.
+pub fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
+    static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+    if let Some(torch) = TORCH.get(py) {
+        return Ok(Some(torch));
+    }
+    let modules = py.import("sys")?.getattr("modules")?;
+    let Some(module) = modules.cast::<PyDict>()?.get_item("torch")? else { return Ok(None) };
+    // While PyTorch is being imported there are no tensors.
+    let Ok(tensor) = module.getattr("Tensor") else { return Ok(None) };
+    const DTYPES: [(&str, Dtype); 15] = [
+        ("bool", Dtype::Bool),
+        ("int8", Dtype::I8),
+        ("int16", Dtype::I16),
+        ("int32", Dtype::I32),
+        ("int64", Dtype::I64),
+        ("uint8", Dtype::U8),
+        ("uint16", Dtype::U16),
+        ("uint32", Dtype::U32),
+        ("uint64", Dtype::U64),
+        ("float8_e4m3fn", Dtype::F8E4M3),
+        ("float8_e5m2", Dtype::F8E5M2),
+        ("float16", Dtype::F16),
+        ("bfloat16", Dtype::Bf16),
+        ("float32", Dtype::F32),
+        ("float64", Dtype::F64),
+    ];
+    let dtypes = DTYPES.iter().filter_map(|(name, dtype)| Some((module.getattr(*name).ok()?.unbind(), *dtype)));
+    let current_stream = module.getattr("_C").and_then(|c| c.getattr("_cuda_getCurrentRawStream")).ok();
+    let torch =
+        Torch { tensor: tensor.unbind(), current_stream: current_stream.map(Bound::unbind), dtypes: dtypes.collect() };
+    Ok(Some(TORCH.get_or_init(py, || torch)))
+}
+
+impl Array {
+    /// Reads `object`, the argument `name`.
+    ///
+    /// # Errors
+    /// `TypeError` for an object that is no array or has another kind of elements; `ValueError` for memory that a
+    /// kernel cannot use: freed, misaligned, of a device that is not supported.
+    pub fn new(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Array> {
+        let py = object.py();
+        if let Some(torch) = torch(py)?
+            && object.is_instance(torch.tensor.bind(py))?
+        {
+            return from_torch(torch, name, object);
+        }
+        // CuPy has both interfaces, and raises for the one of the CPU.
+        if let Ok(interface) = object.getattr(intern!(py, "__cuda_array_interface__")) {
+            return from_interface(name, object, interface.cast::<PyDict>()?, true);
+        }
+        if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
+            return from_interface(name, object, interface.cast::<PyDict>()?, false);
+        }
+        Err(PyTypeError::new_err(format!(
+            "{name}: expected an array (NumPy, PyTorch, or with __array_interface__ or __cuda_array_interface__), found \
+             {}",
+            object.get_type().name()?
+        )))
+    }
+
+    /// Reads an optional argument.
+    ///
+    /// # Errors
+    /// As [`Array::new`].
+    pub fn optional(name: &str, object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Array>> {
+        object.map(|object| Array::new(name, object)).transpose()
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> i64 {
+        self.shape.iter().product()
+    }
+
+    /// The number of elements from the first to the one with the highest address.
+    pub fn span(&self) -> usize {
+        if self.shape.contains(&0) {
+            return 0;
+        }
+        let last: i64 = self.shape.iter().zip(&self.strides).map(|(n, stride)| (n - 1) * stride.max(&0)).sum();
+        last as usize + 1
+    }
+
+    /// The bytes from the lowest to the highest element, as addresses.
+    fn byte_range(&self) -> (u64, u64) {
+        if self.shape.contains(&0) {
+            return (self.address, self.address);
+        }
+        let size = self.dtype.size() as u64;
+        let below: i64 = self.shape.iter().zip(&self.strides).map(|(n, stride)| (n - 1) * stride.min(&0)).sum();
+        (self.address - below.unsigned_abs() * size, self.address + self.span() as u64 * size)
+    }
+
+    /// Whether the memory of both may have a byte in common.
+    pub fn overlaps(&self, other: &Array) -> bool {
+        let ((a, a_end), (b, b_end)) = (self.byte_range(), other.byte_range());
+        self.place == other.place && a < b_end && b < a_end
+    }
+
+    /// The Python object.
+    pub fn owner<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
+        self.owner.bind(py)
+    }
+
+    /// The elements as `T`, from the first to the one with the highest address.
+    ///
+    /// # Errors
+    /// Elements of another type.
+    pub fn view<'a, T: Element>(&'a self, at: Argument<'a>) -> tilewright::Result<View<'a, T>> {
+        self.expect::<T>(at)?;
+        // SAFETY: this array holds the object that owns the memory, which has `span` elements from its address on (read
+        // in `from_torch` and `from_interface`, with the alignment of the type). Other use of the memory meanwhile is
+        // the Python program's matter, as for every library that releases the GIL.
+        Ok(unsafe { View::from_address(at.device, self.address, self.span()) })
+    }
+
+    /// As [`Array::view`], for writing.
+    ///
+    /// # Errors
+    /// As [`Array::view`].
+    pub fn view_mut<'a, T: Element>(&'a self, at: Argument<'a>) -> tilewright::Result<ViewMut<'a, T>> {
+        self.expect::<T>(at)?;
+        // SAFETY: as above; callers have checked that no other argument overlaps (`ops::Call`).
+        Ok(unsafe { ViewMut::from_address(at.device, self.address, self.span()) })
+    }
+
+    fn expect<T: Element>(&self, at: Argument) -> tilewright::Result<()> {
+        if self.dtype == T::DTYPE {
+            return Ok(());
+        }
+        Err(at.error(format!("elements of type {}", T::DTYPE), self.dtype.to_string()))
+    }
+
+    /// The array as a tensor of rank `R`.
+    ///
+    /// # Errors
+    /// Another rank or element type; negative strides.
+    pub fn tensor<'a, T: Element, const R: usize>(&'a self, at: Argument<'a>) -> tilewright::Result<Tensor<'a, T, R>> {
+        let (shape, strides) = self.dims(at)?;
+        Tensor::strided(self.view(at)?, shape, strides)
+    }
+
+    /// As [`Array::tensor`], for writing.
+    ///
+    /// # Errors
+    /// As [`Array::tensor`]; also elements that overlap.
+    pub fn tensor_mut<'a, T: Element, const R: usize>(
+        &'a self,
+        at: Argument<'a>,
+    ) -> tilewright::Result<TensorMut<'a, T, R>> {
+        let (shape, strides) = self.dims(at)?;
+        TensorMut::strided(self.view_mut(at)?, shape, strides)
+    }
+
+    fn dims<const R: usize>(&self, at: Argument) -> tilewright::Result<([usize; R], [i64; R])> {
+        let shape: Option<[i64; R]> = self.shape.as_slice().try_into().ok();
+        let strides: Option<[i64; R]> = self.strides.as_slice().try_into().ok();
+        match (shape, strides) {
+            (Some(shape), Some(strides)) => Ok((shape.map(|n| n as usize), strides)),
+            _ => Err(at.error(format!("{R} dimensions"), format!("the shape {:?}", self.shape))),
+        }
+    }
+
+    /// The array as a matrix: the last dimension is the columns, all others are one.
+    ///
+    /// # Errors
+    /// Another element type; no dimension; leading dimensions whose strides do not make them one.
+    pub fn rows<'a, T: Element>(&'a self, at: Argument<'a>) -> tilewright::Result<Tensor<'a, T, 2>> {
+        let (shape, strides) = self.matrix(at)?;
+        Tensor::strided(self.view(at)?, shape, strides)
+    }
+
+    /// As [`Array::rows`], for writing.
+    ///
+    /// # Errors
+    /// As [`Array::rows`].
+    pub fn rows_mut<'a, T: Element>(&'a self, at: Argument<'a>) -> tilewright::Result<TensorMut<'a, T, 2>> {
+        let (shape, strides) = self.matrix(at)?;
+        TensorMut::strided(self.view_mut(at)?, shape, strides)
+    }
+
+    fn matrix(&self, at: Argument) -> tilewright::Result<([usize; 2], [i64; 2])> {
+        let Some((d, lead)) = self.shape.split_last() else {
+            return Err(at.error("at least one dimension".into(), "none".into()));
+        };
+        let (rows, stride) = self.merged(0..lead.len()).ok_or_else(|| {
+            at.error(
+                "leading dimensions that are one in memory: make a contiguous copy".into(),
+                format!("the shape {:?} with the strides {:?}", self.shape, self.strides),
+            )
+        })?;
+        Ok(([rows, *d as usize], [stride, self.strides[lead.len()]]))
+    }
+
+    /// Consecutive dimensions as one, with its stride; `None` if their strides do not allow it.
+    pub fn merged(&self, dims: std::ops::Range<usize>) -> Option<(usize, i64)> {
+        let count: i64 = self.shape[dims.clone()].iter().product();
+        if count == 0 {
+            return Some((0, 0));
+        }
+        let (mut extent, mut inner) = (1, None);
+        for dim in dims.rev().filter(|&dim| self.shape[dim] != 1) {
+            let stride = *inner.get_or_insert(self.strides[dim]);
+            if self.strides[dim] != stride * extent {
+                return None;
+            }
+            extent *= self.shape[dim];
+        }
+        Some((count as usize, inner.unwrap_or(0)))
+    }
+}
+
+/// The device of a launch, and the argument's place in it, for messages.
+#[derive(Clone, Copy)]
+pub struct Argument<'a> {
+    pub device: &'a Device,
+    pub kernel: &'static str,
+    pub name: &'static str,
+}
+
+impl Argument<'_> {
+    /// An error about this argument.
+    pub fn error(&self, expected: String, found: String) -> tilewright::Error {
+        tilewright::Error::Argument { kernel: format!("`{}`", self.kernel), name: self.name, expected, found }
+    }
+}
+
+fn from_torch(torch: &Torch, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Array> {
+    let py = tensor.py();
+    let element_type = tensor.getattr(intern!(py, "dtype"))?;
+    let dtype = torch.dtypes.iter().find(|(known, _)| known.is(&element_type)).map(|(_, dtype)| *dtype);
+    let dtype = dtype.ok_or_else(|| {
+        PyTypeError::new_err(format!("{name}: kernels have no element type for a tensor of {element_type}"))
+    })?;
+    let place = match tensor.call_method0(intern!(py, "get_device"))?.extract::<i64>()? {
+        index if index >= 0 && tensor.getattr(intern!(py, "is_cuda"))?.is_truthy()? => Place::Gpu(index as usize),
+        _ if tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? => Place::Cpu,
+        _ => {
+            let device = tensor.getattr("device")?;
+            return Err(PyValueError::new_err(format!(
+                "{name}: kernels run on NVIDIA GPUs and the CPU, found a tensor on {device}"
+            )));
+        }
+    };
+    let strides = dims(&tensor.call_method0(intern!(py, "stride"))?)?;
+    let shape = dims(&tensor.getattr(intern!(py, "shape"))?)?;
+    if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        return Err(PyValueError::new_err(format!("{name}: its negation is pending: call resolve_neg()")));
+    }
+    let address: u64 = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let array = Array {
+        owner: tensor.clone().unbind(),
+        address,
+        dtype,
+        shape,
+        strides,
+        writable: true,
+        place,
+        source: Source::Torch,
+        stream: None,
+    };
+    let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
+    let bytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    let offset: u64 = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
+    let needed = (offset + array.span() as u64).saturating_mul(dtype.size() as u64);
+    let span = array.span();
+    if span > 0 && (address == 0 || needed > bytes) {
+        return Err(PyValueError::new_err(format!(
+            "{name}: its memory was freed: a tensor of {span} elements has a storage of {bytes} bytes"
+        )));
+    }
+    aligned(name, array)
+}
+
+fn dims(tuple: &Bound<'_, PyAny>) -> PyResult<Dims> {
+    tuple.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect()
+}
+
+/// An array checked for the alignment of its elements.
+fn aligned(name: &str, array: Array) -> PyResult<Array> {
+    if array.address.is_multiple_of(array.dtype.size() as u64) {
+        return Ok(array);
+    }
+    Err(PyValueError::new_err(format!(
+        "{name}: elements of {} are not aligned to {} bytes: make a copy",
+        array.dtype,
+        array.dtype.size()
+    )))
+}
+
+/// The element type of a NumPy array, by the name of its type where the interface has no word for it.
+fn interface_dtype(name: &str, object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<Dtype> {
+    let by_code = match typestr.trim_start_matches(['<', '|', '=']) {
+        "b1" => Some(Dtype::Bool),
+        "i1" => Some(Dtype::I8),
+        "i2" => Some(Dtype::I16),
+        "i4" => Some(Dtype::I32),
+        "i8" => Some(Dtype::I64),
+        "u1" => Some(Dtype::U8),
+        "u2" => Some(Dtype::U16),
+        "u4" => Some(Dtype::U32),
+        "u8" => Some(Dtype::U64),
+        "f2" => Some(Dtype::F16),
+        "f4" => Some(Dtype::F32),
+        "f8" => Some(Dtype::F64),
+        _ => None,
+    };
+    let by_name = || match object.getattr("dtype").ok()?.getattr("name").ok()?.extract::<String>().ok()?.as_str() {
+        // Types of the package ml_dtypes.
+        "bfloat16" => Some(Dtype::Bf16),
+        "float8_e4m3fn" => Some(Dtype::F8E4M3),
+        "float8_e5m2" => Some(Dtype::F8E5M2),
+        _ => None,
+    };
+    by_code.or_else(by_name).ok_or_else(|| {
+        let found = object.getattr("dtype").map_or_else(|_| typestr.to_string(), |dtype| dtype.to_string());
+        let hint = if typestr.starts_with('>') { ": convert it to this machine's byte order" } else { "" };
+        PyTypeError::new_err(format!("{name}: kernels have no element type for an array of {found}{hint}"))
+    })
+}
+
+fn from_interface(name: &str, object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>, gpu: bool) -> PyResult<Array> {
+    let py = object.py();
+    let entry = |key: &str| {
+        interface
+            .get_item(key)?
+            .ok_or_else(|| PyTypeError::new_err(format!("{name}: its array interface has no entry `{key}`")))
+    };
+    let dtype = interface_dtype(name, object, entry("typestr")?.extract::<&str>()?)?;
+    let shape = dims(&entry("shape")?)?;
+    let (address, read_only): (u64, bool) = entry("data")?.extract()?;
+    let size = dtype.size() as i64;
+    let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
+        None => row_major(&shape),
+        Some(bytes) => {
+            let bytes = dims(&bytes)?;
+            // A dimension of one element has any stride.
+            if shape.iter().zip(&bytes).any(|(&n, stride)| n > 1 && stride % size != 0) {
+                return Err(PyValueError::new_err(format!(
+                    "{name}: its strides are not multiples of its element size: make a contiguous copy"
+                )));
+            }
+            bytes.iter().map(|stride| stride / size).collect()
+        }
+    };
+    let empty = shape.contains(&0);
+    let place = match gpu {
+        false => Place::Cpu,
+        true if empty => Place::Gpu(0),
+        true => Place::Gpu(gpu_of_address(py, address)?),
+    };
+    let stream = interface.get_item("stream")?.and_then(|stream| stream.extract().ok());
+    if !empty && address == 0 {
+        return Err(PyValueError::new_err(format!("{name}: it has no memory")));
+    }
+    let array = Array {
+        owner: object.clone().unbind(),
+        address,
+        dtype,
+        shape,
+        strides,
+        writable: !read_only,
+        place,
+        source: Source::Interface,
+        stream: stream.filter(|_| gpu),
+    };
+    aligned(name, array)
+}
+
+fn row_major(shape: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+    }
+    strides
+}

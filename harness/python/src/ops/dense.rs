@@ -1,0 +1,232 @@
+//! Matmul, column sums, rotary position embedding and AdamW.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tilewright::kernels::adamw::{self as adam, AdamState};
+use tilewright::kernels::matmul::{self as gemm, Activation};
+use tilewright::kernels::rope::{self, Direction};
+use tilewright::kernels::{Tensor, TensorMut, column_sum as columns};
+use tilewright::prelude::Precision;
+
+use super::{Call, for_float_type, for_index_type};
+use crate::array::{Argument, Array};
+use crate::call::without_gil;
+
+type Object<'a, 'py> = &'a Bound<'py, PyAny>;
+
+/// A precision by name.
+///
+/// # Errors
+/// `ValueError` for another name.
+pub fn precision(name: &str) -> PyResult<Precision> {
+    Precision::from_name(name)
+        .ok_or_else(|| PyValueError::new_err(format!("precision: expected ieee, tf32 or tf32x3, found {name}")))
+}
+
+fn activation(name: &str) -> PyResult<Activation> {
+    match name {
+        "none" => Ok(Activation::None),
+        "relu" => Ok(Activation::Relu),
+        "gelu" => Ok(Activation::Gelu),
+        "silu" => Ok(Activation::Silu),
+        other => Err(PyValueError::new_err(format!("activation: expected none, relu, gelu or silu, found {other}"))),
+    }
+}
+
+/// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]).
+#[pyfunction]
+#[pyo3(signature = (a, b, c, bias=None, activation="none", precision="ieee"))]
+fn matmul(a: Object, b: Object, c: Object, bias: Option<Object>, activation: &str, precision: &str) -> PyResult<()> {
+    let py = a.py();
+    let (a, b, c) = (Array::new("a", a)?, Array::new("b", b)?, Array::new("c", c)?);
+    let bias = Array::optional("bias", bias)?;
+    let mut inputs = vec![("a", &a), ("b", &b)];
+    inputs.extend(bias.as_ref().map(|bias| ("bias", bias)));
+    let call = Call::new(py, "matmul", &inputs, &[("c", &c)])?;
+    let options = gemm::Options { activation: self::activation(activation)?, precision: self::precision(precision)? };
+    without_gil(py, || {
+        for_float_type!(a.dtype, call.arg("a"), T => {
+            let (a, b) = (a.tensor::<T, 2>(call.arg("a"))?, b.tensor(call.arg("b"))?);
+            let c = c.tensor_mut(call.arg("c"))?;
+            match &bias {
+                Some(bias) => gemm::multiply_add_bias(call.device, a, b, bias.tensor(call.arg("bias"))?, c, options),
+                None => gemm::multiply(call.device, a, b, c, options),
+            }
+        })
+    })
+}
+
+/// y [d] = the sums of the columns of x [..., d].
+#[pyfunction]
+fn column_sum(x: Object, y: Object) -> PyResult<()> {
+    let py = x.py();
+    let (x, y) = (Array::new("x", x)?, Array::new("y", y)?);
+    let call = Call::new(py, "column_sum", &[("x", &x)], &[("y", &y)])?;
+    without_gil(py, || {
+        for_float_type!(x.dtype, call.arg("x"), T => {
+            columns::forward::<T, T>(call.device, x.rows(call.arg("x"))?, y.tensor_mut(call.arg("y"))?)
+        })
+    })
+}
+
+/// An array [batch, heads, n, d] as [tokens, heads, d] with consecutive sequences of n tokens: batch is part of the
+/// heads or of the tokens, whichever the strides allow.
+#[derive(Clone, Copy)]
+struct Tokens {
+    shape: [usize; 3],
+    strides: [i64; 3],
+    /// Whether the tokens are those of all batch entries.
+    batch_in_tokens: bool,
+}
+
+impl Tokens {
+    /// The dimensions of `array`, in the way that `as_tokens` says.
+    fn new(array: &Array, batch_in_tokens: bool) -> Option<Tokens> {
+        let [_, heads, n, d] = array.shape.as_slice() else { return None };
+        let ([_, heads, n, d], s) = ([0, *heads as usize, *n as usize, *d as usize], &array.strides);
+        if batch_in_tokens {
+            // [batch, n] is one dimension if the stride of batch is n steps of a token.
+            let one = array.shape[0] == 1 || s[0] == s[2] * n as i64;
+            let tokens = array.shape[0] as usize * n;
+            return one.then_some(Tokens { shape: [tokens, heads, d], strides: [s[2], s[1], s[3]], batch_in_tokens });
+        }
+        let (heads, stride) = array.merged(0..2)?;
+        Some(Tokens { shape: [n, heads, d], strides: [s[2], stride, s[3]], batch_in_tokens })
+    }
+
+    /// x and y in the same way.
+    ///
+    /// # Errors
+    /// Another rank, or strides that allow neither.
+    fn pair(x: &Array, y: &Array, at: Argument) -> tilewright::Result<(Tokens, Tokens)> {
+        let pair = |batch_in_tokens| Tokens::new(x, batch_in_tokens).zip(Tokens::new(y, batch_in_tokens));
+        pair(false).or_else(|| pair(true)).ok_or_else(|| {
+            at.error(
+                "4 dimensions [batch, heads, n, d], in memory as they are or as [batch, n, heads, d]".into(),
+                format!("the shape {:?} with the strides {:?}", x.shape, x.strides),
+            )
+        })
+    }
+}
+
+/// y = x [batch, heads, n, d], rotated by the position of each of the n tokens: `positions` [n], or start, start + 1, …
+/// With `inverse` by the negative angle. `frequencies` is [d/2] in f64.
+#[pyfunction]
+#[pyo3(name = "rope", signature = (x, frequencies, y, start=0, positions=None, inverse=false))]
+fn rope_(
+    x: Object,
+    frequencies: Object,
+    y: Object,
+    start: usize,
+    positions: Option<Object>,
+    inverse: bool,
+) -> PyResult<()> {
+    let py = x.py();
+    let (x, frequencies, y) = (Array::new("x", x)?, Array::new("frequencies", frequencies)?, Array::new("y", y)?);
+    let positions = Array::optional("positions", positions)?;
+    let mut inputs = vec![("x", &x), ("frequencies", &frequencies)];
+    inputs.extend(positions.as_ref().map(|positions| ("positions", positions)));
+    let call = Call::new(py, "rope", &inputs, &[("y", &y)])?;
+    let direction = if inverse { Direction::Backward } else { Direction::Forward };
+    without_gil(py, || {
+        let at = call.arg("x");
+        let (of_x, of_y) = Tokens::pair(&x, &y, at)?;
+        let n = x.shape[2] as usize;
+        for_float_type!(x.dtype, at, T => {
+            let source = Tensor::<T, 3>::strided(x.view(at)?, of_x.shape, of_x.strides)?;
+            let target = TensorMut::strided(y.view_mut(call.arg("y"))?, of_y.shape, of_y.strides)?;
+            let frequencies = frequencies.tensor(call.arg("frequencies"))?;
+            let Some(positions) = &positions else {
+                return rope::rotate_from(call.device, source, start, n.max(1), frequencies, target, direction);
+            };
+            if of_x.batch_in_tokens && x.shape[0] > 1 {
+                let (expected, found) = ("contiguous memory if there are positions", format!("the strides {:?}", x.strides));
+                return Err(at.error(expected.into(), found));
+            }
+            for_index_type!(positions.dtype, call.arg("positions"), I => {
+                let positions = positions.tensor::<I, 1>(call.arg("positions"))?;
+                rope::rotate_at(call.device, source, positions, frequencies, target, direction)
+            })
+        })
+    })
+}
+
+/// θᵢ of the pairs of a head of `d` elements.
+#[pyfunction]
+fn rope_frequencies(d: usize, base: f64) -> Vec<f64> {
+    rope::frequencies(d, base)
+}
+
+/// One array of a parameter: p, its moments m and v, its gradient g, and the compute weights.
+type Parameter<'py> =
+    (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+
+/// Applies AdamW's step `t` to each parameter (p, m, v, g, compute weights or None), all contiguous; p, m and v are f32.
+#[pyfunction]
+#[pyo3(signature = (parameters, t, lr, beta1, beta2, eps, weight_decay, grad_scale=1.0))]
+fn adamw(
+    py: Python<'_>,
+    parameters: Vec<Parameter<'_>>,
+    t: u64,
+    lr: f64,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    weight_decay: f64,
+    grad_scale: f64,
+) -> PyResult<()> {
+    let options = adam::Options { lr, beta1, beta2, eps, weight_decay, grad_scale };
+    let mut updates = Vec::with_capacity(parameters.len());
+    for (p, m, v, g, compute) in &parameters {
+        let arrays = [Array::new("p", p)?, Array::new("m", m)?, Array::new("v", v)?, Array::new("g", g)?];
+        let compute = Array::optional("compute_weights", compute.as_ref())?;
+        let [p, m, v, g] = &arrays;
+        let mut outputs = vec![("p", p), ("m", m), ("v", v)];
+        outputs.extend(compute.as_ref().map(|compute| ("compute_weights", compute)));
+        let call = Call::new(py, "adamw", &[("g", g)], &outputs)?;
+        updates.push((call, arrays, compute));
+    }
+    without_gil(py, || {
+        updates.iter().try_for_each(|(call, arrays, compute)| update(*call, arrays, compute.as_ref(), t, &options))
+    })
+}
+
+fn update(
+    call: Call,
+    [p, m, v, g]: &[Array; 4],
+    compute: Option<&Array>,
+    t: u64,
+    options: &adam::Options,
+) -> tilewright::Result<()> {
+    for (name, array) in
+        [("p", p), ("m", m), ("v", v), ("g", g)].into_iter().chain(compute.map(|c| ("compute_weights", c)))
+    {
+        if array.elements() != array.span() as i64 {
+            return Err(call
+                .arg(name)
+                .error("an array without gaps".into(), format!("the strides {:?}", array.strides)));
+        }
+        if array.shape.len() > 1 && array.elements() > 0 && array.strides != p.strides {
+            let (expected, found) = (format!("p's strides {:?}", p.strides), format!("{:?}", array.strides));
+            return Err(call.arg(name).error(expected, found));
+        }
+    }
+    let state =
+        AdamState { p: p.view_mut(call.arg("p"))?, m: m.view_mut(call.arg("m"))?, v: v.view_mut(call.arg("v"))? };
+    for_float_type!(g.dtype, call.arg("g"), G => {
+        let gradient = g.view::<G>(call.arg("g"))?;
+        let Some(compute) = compute else { return adam::step(call.device, state, gradient, t, options) };
+        let at = call.arg("compute_weights");
+        for_float_type!(compute.dtype, at, C => {
+            adam::step_with_compute_weights::<G, C>(call.device, state, gradient, compute.view_mut(at)?, t, options)
+        })
+    })
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(matmul, module)?)?;
+    module.add_function(wrap_pyfunction!(column_sum, module)?)?;
+    module.add_function(wrap_pyfunction!(rope_, module)?)?;
+    module.add_function(wrap_pyfunction!(rope_frequencies, module)?)?;
+    module.add_function(wrap_pyfunction!(adamw, module)?)
+}

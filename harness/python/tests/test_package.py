@@ -1,0 +1,59 @@
+"""The wheel: its type stubs, what it links, and what it exports."""
+
+import importlib.metadata
+import inspect
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import tilewright
+import tilewright._native as native
+
+FOLDER = pathlib.Path(tilewright.__file__).parent
+
+
+def test_version_and_markers():
+    assert tilewright.__version__ == importlib.metadata.version("tilewright")
+    assert (FOLDER / "py.typed").exists()
+
+
+def test_stubs_name_what_the_module_has():
+    stub = (FOLDER / "_native.pyi").read_text()
+    named = set(re.findall(r"^(?:def|class) (\w+)|^(VERSION)", stub, re.M))
+    named = {a or b for a, b in named}
+    assert named == {name for name in vars(native) if not name.startswith("_")}
+    for name in named:
+        found = getattr(native, name)
+        if inspect.isbuiltin(found):
+            parameters = list(inspect.signature(found).parameters)
+            declared = re.search(rf"^def {name}\((.*?)\) ->", stub, re.M | re.S).group(1)
+            assert re.findall(r"(\w+):", re.sub(r"\[.*?\](?=,|$)", "", declared)) == parameters, name
+
+
+def test_dependencies_and_exports():
+    if not (shutil.which("readelf") and shutil.which("nm")):
+        pytest.skip("there is no readelf and no nm")
+    library = native.__file__
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    libraries = set(re.findall(r"NEEDED.*\[(.*?)\]", needed))
+    # LLVM is linked statically, and no library of CUDA is needed to import the package.
+    assert not [name for name in libraries if "LLVM" in name or "cuda" in name or "python" in name], libraries
+    symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    exported = [line.split()[-1] for line in symbols.splitlines()]
+    # Symbols of LLVM would clash with those of other extension modules that contain it.
+    assert exported == ["PyInit__native"], exported[:10]
+
+
+@pytest.mark.parametrize("first", ["torch", "triton"])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_import_orders(first, order):
+    pytest.importorskip(first)
+    statements = [f"import {first}", "import tilewright"]
+    if order == "after":
+        statements.reverse()
+    script = "; ".join([*statements, "tilewright.compile('softmax_rows', 'sm_80', types='f32', rows_tile=1, d_tile=64)"])
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -1,0 +1,446 @@
+"""The ops of `tilewright.torch` against PyTorch's in float64: values, gradients, strides, compilation, mistakes."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+import tilewright  # noqa: E402
+import tilewright.torch as tt  # noqa: E402
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+pytestmark = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def randn(*shape, device, dtype=torch.float32):
+    return torch.randn(shape, device=device).to(dtype).requires_grad_()
+
+
+def compare(ours, reference, inputs, dtype):
+    """Values and gradients of both functions of the inputs; the reference gets them in float64."""
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    found, expected = ours(*inputs), reference(*exact)
+    assert found.shape == expected.shape
+    grad = torch.randn_like(expected)
+    found_grads = torch.autograd.grad(found, inputs, grad.to(found.dtype))
+    expected_grads = torch.autograd.grad(expected, exact, grad)
+    for a, b in zip((found, *found_grads), (expected, *expected_grads)):
+        error = (a.detach().double() - b.detach()).abs().max() / b.detach().abs().max().clamp(min=1) if b.numel() else 0
+        assert error < TOLERANCE[dtype], error
+
+
+def attention64(q, k, v, causal=False, scale=None):
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    s = (scale or q.shape[-1] ** -0.5) * q @ k.transpose(-1, -2)
+    if causal:
+        n_q, n_k = s.shape[-2:]
+        s = s.masked_fill(torch.ones(n_q, n_k, dtype=bool, device=s.device).triu(n_k - n_q + 1), -torch.inf)
+    return torch.softmax(s, -1) @ v
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads_kv, n_q, n_k, d, scale", [(4, 65, 65, 32, None), (2, 48, 100, 64, 0.2), (1, 7, 129, 128, None)])
+def test_attention(device, dtype, causal, heads_kv, n_q, n_k, d, scale):
+    q = randn(2, 4, n_q, d, device=device, dtype=dtype)
+    k, v = (randn(2, heads_kv, n_k, d, device=device, dtype=dtype) for _ in range(2))
+    for deterministic in (True, False):
+        compare(
+            lambda *x: tt.attention(*x, causal=causal, scale=scale, deterministic=deterministic),
+            lambda *x: attention64(*x, causal, scale),
+            (q, k, v),
+            dtype,
+        )
+
+
+def test_attention_of_a_packed_projection(device):
+    """Heads are views of [batch, n, 3 · heads · d]; the result's transpose is a view, too."""
+    x = randn(2, 40, 3 * 4 * 16, device=device)
+
+    def heads(x):
+        return [y.view(2, 40, 4, 16).transpose(1, 2) for y in x.chunk(3, -1)]
+
+    compare(
+        lambda x: tt.attention(*heads(x), causal=True).transpose(1, 2).reshape(2, 40, 64),
+        lambda x: attention64(*heads(x), True).transpose(1, 2).reshape(2, 40, 64),
+        (x,),
+        torch.float32,
+    )
+    q = torch.randn(2, 40, 4, 16, device=device).transpose(1, 2)
+    assert tt.attention(q, q, q).transpose(1, 2).is_contiguous()
+
+
+def test_expanded_gradients_and_inputs(device):
+    q = randn(1, 2, 33, 16, device=device)
+    k = randn(1, 1, 33, 16, device=device)
+    expected = torch.autograd.grad(attention64(q.double(), k.double(), k.double()).sum(), (q, k))
+    found = torch.autograd.grad(tt.attention(q, k.expand(1, 2, 33, 16), k.expand(1, 2, 33, 16)).sum(), (q, k))
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b.float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 33), (2, 3, 256), (3, 10000)])
+def test_norms(device, dtype, shape):
+    x = randn(*shape, device=device, dtype=dtype)
+    w, b = (randn(shape[-1], device=device, dtype=dtype) for _ in range(2))
+    compare(tt.rms_norm, lambda x, w: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w, (x, w), dtype)
+    compare(tt.layer_norm, lambda x, w, b: F.layer_norm(x, shape[-1:], w, b), (x, w, b), dtype)
+
+
+def test_norms_of_strided_tensors_and_other_weight_types(device):
+    base = randn(3, 4, 5, 32, device=device)
+    w = randn(16, device=device)
+    for view in (lambda x: x[..., ::2], lambda x: x.transpose(1, 2)[..., :16], lambda x: x[:, 1, :, :16]):
+        compare(
+            lambda x, w: tt.rms_norm(view(x), w),
+            lambda x, w: view(x) * (view(x).square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w,
+            (base, w),
+            torch.float32,
+        )
+    y = tt.rms_norm(base[..., :16].bfloat16(), w)
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert w.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("index", [torch.int64, torch.int32])
+def test_cross_entropy(device, dtype, reduction, index):
+    logits = randn(3, 7, 131, device=device, dtype=dtype)
+    target = torch.randint(131, (3, 7), device=device)
+    target[1, 2:5] = -100
+    compare(
+        lambda x: tt.cross_entropy(x, target.to(index), reduction=reduction),
+        lambda x: F.cross_entropy(x.flatten(0, 1), target.flatten(), reduction=reduction).view(
+            target.shape if reduction == "none" else ()
+        ),
+        (logits,),
+        dtype,
+    )
+    with pytest.raises(ValueError, match=r"target: expected the shape \[3, 7\], found \[7, 3\]"):
+        tt.cross_entropy(logits, target.t())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_and_swiglu(device, dtype):
+    both = randn(3, 5, 96, device=device, dtype=dtype)
+    compare(lambda x: tt.swiglu(*x.chunk(2, -1)), lambda x: F.silu(x[..., :48]) * x[..., 48:], (both,), dtype)
+    compare(tt.silu, F.silu, (both,), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_rope(device, dtype, tokens_first):
+    x = randn(2, 3, 17, 16, device=device, dtype=dtype)
+    if tokens_first:
+        x = x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+
+    def reference(positions):
+        theta = 10000.0 ** (-torch.arange(0, 16, 2, device=device, dtype=torch.float64) / 16)
+        angle = positions.double()[:, None] * theta
+
+        def rotate(x):
+            a, b = x[..., ::2], x[..., 1::2]
+            return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1).flatten(-2)
+
+        return rotate
+
+    compare(tt.rope, reference(torch.arange(17, device=device)), (x,), dtype)
+    compare(lambda x: tt.rope(x, start=90), reference(torch.arange(90, 107, device=device)), (x,), dtype)
+    positions = torch.randperm(50, device=device)[:17]
+    compare(lambda x: tt.rope(x.contiguous(), positions=positions), reference(positions), (x,), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matmul_and_linear(device, dtype):
+    a, b = randn(33, 48, device=device, dtype=dtype), randn(20, 48, device=device, dtype=dtype)
+    compare(lambda a, b: tt.matmul(a, b.t()), lambda a, b: a @ b.t(), (a, b), dtype)
+    compare(lambda a, b: tt.matmul(a.t(), b.t()[:33]), lambda a, b: a.t() @ b.t()[:33], (a, b), dtype)
+    x, bias = randn(2, 5, 48, device=device, dtype=dtype), randn(20, device=device, dtype=dtype)
+    compare(tt.linear, F.linear, (x, b, bias), dtype)
+    compare(tt.linear, F.linear, (x, b), dtype)
+
+
+def test_matmul_has_second_derivatives(device):
+    a, b = randn(5, 4, device=device), randn(4, 3, device=device)
+    (first,) = torch.autograd.grad(tt.matmul(a, b).square().sum(), a, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), b)
+    a64, b64 = a.detach().double(), b.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad((2 * a64 @ b64 @ b64.t()).square().sum(), b64)
+    torch.testing.assert_close(second.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_other_second_derivatives_are_errors(device):
+    x = randn(4, 16, device=device)
+    (first,) = torch.autograd.grad(tt.silu(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="silu_backward has no gradient"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adamw(device, dtype):
+    ours = [randn(7, 33, device=device, dtype=dtype), randn(5, device=device, dtype=dtype), randn(3, device=device, dtype=dtype)]
+    exact = [p.detach().double().requires_grad_() for p in ours]
+    options = {"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1}
+    optimizer, reference = tt.AdamW(ours, **options), torch.optim.AdamW(exact, **options)
+    for step in range(6):
+        for p, q in zip(ours[:2], exact[:2]):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.double()
+        optimizer.step()
+        reference.step()
+        if step == 2:
+            # The state survives its own form.
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = tt.AdamW(ours, **options)
+            optimizer.load_state_dict(state)
+    for p, q in zip(ours, exact):
+        state = optimizer.state.get(p, {})
+        master = state.get("master", p).detach().double()
+        torch.testing.assert_close(master, q.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(p.detach().double(), master, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        assert all(state[name].dtype == torch.float32 for name in ("exp_avg", "exp_avg_sq") if state)
+
+
+def test_adamw_of_other_layouts_and_closures(device):
+    p = torch.randn(6, 4, device=device).t().requires_grad_()
+    q = p.detach().double().requires_grad_()
+    optimizer, reference = tt.AdamW([p]), torch.optim.AdamW([q])
+    grad = torch.randn(4, 6, device=device)
+
+    def closure():
+        p.grad, q.grad = grad.clone(), grad.double()
+        return 3.5
+
+    assert optimizer.step(closure) == 3.5
+    reference.step()
+    torch.testing.assert_close(p.detach().double(), q.detach(), rtol=1e-5, atol=1e-6)
+    # The backward pass notices that a saved tensor has changed.
+    loss = (p * p).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    for bad in ({"lr": -1}, {"betas": (1.0, 0.9)}):
+        with pytest.raises(ValueError):
+            tt.AdamW([p], **bad)
+
+
+def test_registrations(device):
+    q = randn(1, 2, 9, 16, device=device)
+    x, w = randn(4, 16, device=device), randn(16, device=device)
+    target = torch.tensor([1, 2, 3, 4], device=device)
+    ops = torch.ops.tilewright
+    for op, arguments in [
+        (ops.attention, (q, q, q, True, None, None, True)),
+        (ops.rms_norm, (x, w, 1e-6)),
+        (ops.layer_norm, (x, w, w, 1e-6)),
+        (ops.cross_entropy, (x, target, -100)),
+        (ops.swiglu, (x, x)),
+        (ops.silu, (x,)),
+        (ops.rope, (q, 10000.0, 0, None, False)),
+        (ops.matmul, (x, w.view(16, 1), None, "ieee")),
+        (ops.column_sum, (x.detach(),)),
+    ]:
+        torch.library.opcheck(op.default, arguments)
+
+
+def block(x, w, target):
+    h = tt.rms_norm(x, w)
+    q = h.view(2, -1, 4, 16).transpose(1, 2)
+    o = tt.attention(tt.rope(q), tt.rope(q), q, causal=True).transpose(1, 2).reshape(x.shape)
+    h = tt.layer_norm(tt.swiglu(*tt.linear(x + o, w.outer(w).repeat(2, 1)).chunk(2, -1)), w, w)
+    return tt.cross_entropy(h, target)
+
+
+def test_compile_of_a_full_graph(device):
+    x, w = randn(2, 24, 64, device=device), randn(64, device=device)
+    target = torch.randint(64, (2, 24), device=device)
+    try:
+        compiled = torch.compile(block, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+        loss = compiled(x, w, target)
+    except Exception as error:  # a PyTorch without a compiler for this machine
+        if "not supported" in str(error):
+            pytest.skip(str(error))
+        raise
+    expected = block(x, w, target)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    for a, b in zip(torch.autograd.grad(loss, (x, w)), torch.autograd.grad(expected, (x, w))):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_cuda_graph(device):
+    if device == "cpu":
+        pytest.skip("CUDA graphs need a GPU")
+    x, w = randn(2, 24, 64, device=device), randn(64, device=device)
+    target = torch.randint(64, (2, 24), device=device)
+
+    def step():
+        loss = block(x, w, target)
+        return loss, *torch.autograd.grad(loss, (x, w))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        for a, b in zip(captured, step()):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_streams(device):
+    if device == "cpu":
+        pytest.skip("streams need a GPU")
+    x, w = torch.randn(4096, 4096, device=device), torch.ones(4096, device=device)
+    tt.rms_norm(x, w)
+    expected = tt.rms_norm(2 * x, w)
+    for _ in range(5):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            found = tt.rms_norm(x * 2, w)
+        stream.synchronize()
+        torch.testing.assert_close(found, expected)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (3, 0, 16)])
+def test_empty_tensors(device, shape):
+    x, w = randn(*shape, device=device), randn(16, device=device)
+    for y in (tt.rms_norm(x, w), tt.layer_norm(x, w, w), tt.silu(x), tt.swiglu(x, x)):
+        assert y.shape == shape
+    tt.rms_norm(x, w).sum().backward()
+    assert x.grad.shape == shape and not w.grad.any()
+    q = randn(2, 2, 0, 16, device=device)
+    tt.attention(q, q, q, causal=True).sum().backward()
+    assert tt.linear(x, w.view(1, 16)).shape == (*shape[:-1], 1)
+
+
+def test_mistakes_are_exceptions(device):
+    q = randn(1, 4, 10, 16, device=device)
+    with pytest.raises(tilewright.Error, match="elements of type f32, found f16"):
+        tt.attention(q, q.half(), q)
+    with pytest.raises(tilewright.Error, match="expects the shape"):
+        tt.attention(q, q[..., :8], q)
+    with pytest.raises(tilewright.Error, match="divides the number of heads of q"):
+        tt.attention(q, q[:, :3], q[:, :3])
+    with pytest.raises(RuntimeError, match=r"expected q \[batch, heads, rows, d\]"):
+        tt.attention(q[0], q[0], q[0])
+    with pytest.raises(tilewright.Error, match="elements of type f32, bf16 or f16, found f64"):
+        tt.attention(q.double(), q.double(), q.double())
+    with pytest.raises(ValueError, match="precision: expected ieee, tf32 or tf32x3"):
+        tt.attention(q, q, q, precision="fast")
+    with pytest.raises(tilewright.Error, match="scale"):
+        tt.attention(q, q, q, scale=-1.0)
+    if device == "cuda":
+        with pytest.raises(tilewright.Error, match="different devices: `q` is on GPU 0, `k` on the CPU"):
+            tt.attention(q, q.cpu(), q)
+    freed = torch.randn(4, 16, device=device)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="x: its memory was freed"):
+        tt.silu(freed)
+    with pytest.raises(TypeError, match="no element type for a tensor of torch.complex64"):
+        tt.silu(torch.zeros(4, 16, dtype=torch.complex64, device=device))
+
+
+def test_pending_negation(device):
+    """The imaginary part of a conjugate: PyTorch negates it before an op; a launch by name refuses it."""
+    x = torch.randn(4, 16, dtype=torch.complex64, device=device).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(tt.silu(x), F.silu(x))
+    with pytest.raises(ValueError, match="x: its negation is pending: call resolve_neg"):
+        tilewright.launch("softmax_rows", x, x, 32, 2, 16, 1, 4, 16, grid=4, rows_tile=1, d_tile=16)
+
+
+def test_kernels_by_name_take_tensors(device):
+    x, y = torch.randn(100, 60, device=device), torch.empty(100, 60, device=device)
+    version = y._version
+    tilewright.launch("softmax_rows", x, y, 60, 1, 60, 1, 100, 60, grid=25, rows_tile=4, d_tile=64)
+    torch.testing.assert_close(y, torch.softmax(x, -1))
+    assert y._version == version + 1
+    with pytest.raises(tilewright.Error, match="out of bounds"):
+        tilewright.launch("softmax_rows", x, y, 60, 1, 60, 1, 101, 60, grid=26, rows_tile=4, d_tile=64)
+
+
+def test_compiled_code_with_tensor_maps(device, tmp_path):
+    """Code that was compiled ahead of time, whose tensor maps each launch encodes."""
+    dims, strides = ("m", "n", "k"), ("a_stride_m", "b_stride_k", "c_stride_m")
+    tilewright.compile(
+        "matmul",
+        "sm_90a",
+        types="bf16",
+        multiple_of=dict.fromkeys(dims + strides, 16),
+        equal_to=dict.fromkeys(("a_stride_k", "b_stride_n", "c_stride_n"), 1),
+        options={"num_warps": 8, "num_stages": 4, "tma": True},
+        m_tile=128,
+        n_tile=128,
+        k_tile=64,
+    ).save(tmp_path)
+    code = tilewright.load(tmp_path)
+    assert len(code.manifest["tensor_maps"]) == 2
+    if device == "cpu" or torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("this code needs a Hopper GPU")
+    m, n, k = 256, 384, 192
+    a, b = (torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+    c = torch.empty(m, n, device=device, dtype=torch.bfloat16)
+    code(a, b, a, a, c, k, 1, n, 1, n, 1, 1, k, 1, m, n, k, grid=6)
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=2e-2, atol=0.3)
+    with pytest.raises(tilewright.Error, match="out of bounds"):
+        code(a, b, a, a, c, k, 1, n, 1, n, 1, 1, k, 1, m + 16, n, k, grid=9)
+
+
+def test_many_threads(device):
+    errors = []
+
+    def work(n):
+        try:
+            for _ in range(5):
+                q = torch.randn(1, 2, n, 16, device=device)
+                torch.testing.assert_close(tt.attention(q, q, q), attention64(q, q, q), atol=1e-4, rtol=1e-4)
+                with pytest.raises(tilewright.Error):
+                    tt.attention(q, q.double(), q)
+        except BaseException as error:  # noqa: BLE001 - reported below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(20, 28)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+def test_a_model_trains(device):
+    """A step of a small model with these ops, against the same model in float64."""
+    x, target = torch.randn(2, 24, 64, device=device), torch.randint(64, (2, 24), device=device)
+    w = torch.ones(64, device=device, requires_grad=True)
+    optimizer = tt.AdamW([w], lr=0.01)
+    losses = []
+    for _ in range(10):
+        loss = block(x, w, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] and np.isfinite(losses).all()
