@@ -93,6 +93,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &rope::ROPE_FROM,
     &swiglu::SILU_BWD,
     &swiglu::SILU_FWD,
+    &softmax::SOFTMAX_BWD,
     &softmax::SOFTMAX_ROWS,
     &softmax::SOFTMAX_WIDE_ROWS,
     &swiglu::SWIGLU_BWD,

@@ -1,5 +1,6 @@
 //! Rotary position embedding (Su et al., "RoFormer", 2021, equation 34): each pair of adjacent elements (x[2i],
-//! x[2i+1]) of a token at position p is rotated by the angle p · θᵢ with θᵢ = base^(−2i/d):
+//! x[2i+1]) of a token at position p is rotated by the angle p · θᵢ with θᵢ = base^(−2i/d). GPT-NeoX and Llama pair
+//! (x[i], x[i+d/2]) instead ([`Pairs`]):
 //!
 //! - y[2i] = x[2i] · cos(p·θᵢ) − x[2i+1] · sin(p·θᵢ)
 //! - y[2i+1] = x[2i] · sin(p·θᵢ) + x[2i+1] · cos(p·θᵢ)
@@ -23,6 +24,30 @@ constexpr_enum! {
     }
 }
 
+constexpr_enum! {
+    /// The elements of a head that form pair i.
+    pub enum Pairs {
+        /// 2i and 2i + 1.
+        Adjacent,
+        /// i and i + d/2.
+        Halves,
+    }
+}
+
+/// How pairs are rotated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rotation {
+    pub direction: Direction,
+    pub pairs: Pairs,
+}
+
+impl From<Direction> for Rotation {
+    /// Rotates pairs of adjacent elements.
+    fn from(direction: Direction) -> Rotation {
+        Rotation { direction, pairs: Pairs::Adjacent }
+    }
+}
+
 /// Rotates the pairs of the tokens of program axis 0 in the heads of program axis 1. `sizes`, the strides and `tile`
 /// are (tokens, heads, d).
 #[device_fn]
@@ -35,7 +60,7 @@ fn rotate<T: Float>(
     position: Tile<f64>,
     sizes: (Scalar<i32>, Scalar<i32>, Scalar<i32>),
     tile: (usize, usize, usize),
-    direction: Direction,
+    (direction, pairs): (Direction, Pairs),
 ) {
     let (tokens, heads, d) = sizes;
     let (tokens_tile, heads_tile, d_tile) = tile;
@@ -56,13 +81,28 @@ fn rotate<T: Float>(
     for head in range(first_head, minimum(first_head + heads_tile, heads)) {
         let source = x + head * x_strides.1;
         let target = y + head * y_strides.1;
-        let block = (tokens_tile, d_tile);
-        let x_block = row_block(source, (tokens, d), (x_strides.0, x_strides.2), first_token, block);
-        let y_block = row_block(target, (tokens, d), (y_strides.0, y_strides.2), first_token, block);
-        let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        let (even, odd) = split(xt.reshape([tokens_tile, d_tile / 2, 2]));
-        let rotated = interleave(even * c - odd * s, even * s + odd * c);
-        store(y_block, rotated.to::<T>(), boundary_check = [0, 1]);
+        if pairs == Pairs::Adjacent {
+            let block = (tokens_tile, d_tile);
+            let x_block = row_block(source, (tokens, d), (x_strides.0, x_strides.2), first_token, block);
+            let y_block = row_block(target, (tokens, d), (y_strides.0, y_strides.2), first_token, block);
+            let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let (even, odd) = split(xt.reshape([tokens_tile, d_tile / 2, 2]));
+            let rotated = interleave(even * c - odd * s, even * s + odd * c);
+            store(y_block, rotated.to::<T>(), boundary_check = [0, 1]);
+        } else {
+            let (shape, block) = ((tokens, d / 2), (tokens_tile, d_tile / 2));
+            let half = (d / 2).to::<i64>();
+            let x_first = row_block(source, shape, (x_strides.0, x_strides.2), first_token, block);
+            let x_second =
+                row_block(source + half * x_strides.2, shape, (x_strides.0, x_strides.2), first_token, block);
+            let y_first = row_block(target, shape, (y_strides.0, y_strides.2), first_token, block);
+            let y_second =
+                row_block(target + half * y_strides.2, shape, (y_strides.0, y_strides.2), first_token, block);
+            let a = load(x_first, boundary_check = [0, 1], padding = zero).to::<f32>();
+            let b = load(x_second, boundary_check = [0, 1], padding = zero).to::<f32>();
+            store(y_first, (a * c - b * s).to::<T>(), boundary_check = [0, 1]);
+            store(y_second, (a * s + b * c).to::<T>(), boundary_check = [0, 1]);
+        }
     }
 }
 
@@ -90,6 +130,7 @@ pub fn rope_at<T: Float, I: Int>(
     #[constexpr] heads_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr = Forward] direction: Direction,
+    #[constexpr = Adjacent] pairs: Pairs,
 ) {
     let first_token = program_id(0) * tokens_tile;
     let block = vector_block(positions, tokens, positions_stride, first_token, tokens_tile);
@@ -97,7 +138,7 @@ pub fn rope_at<T: Float, I: Int>(
     let x_strides = (x_stride_token, x_stride_head, x_stride_d);
     let y_strides = (y_stride_token, y_stride_head, y_stride_d);
     let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
-    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
+    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, (direction, pairs));
 }
 
 /// Rotates the pairs of each token by the angle of position start + token mod length.
@@ -124,13 +165,14 @@ pub fn rope_from<T: Float>(
     #[constexpr] heads_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr = Forward] direction: Direction,
+    #[constexpr = Adjacent] pairs: Pairs,
 ) {
     let token = program_id(0) * tokens_tile + arange(0, tokens_tile);
     let position = (token % length + start).to::<f64>();
     let x_strides = (x_stride_token, x_stride_head, x_stride_d);
     let y_strides = (y_stride_token, y_stride_head, y_stride_d);
     let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
-    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
+    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, (direction, pairs));
 }
 
 /// θᵢ = base^(−2i/d) for the d/2 pairs of a head.
@@ -180,9 +222,10 @@ pub fn rotate_at<T: FloatElement, I: IndexElement>(
     positions: Tensor<'_, I, 1>,
     frequencies: Tensor<'_, f64, 1>,
     mut y: TensorMut<'_, T, 3>,
-    direction: Direction,
+    rotation: impl Into<Rotation>,
 ) -> Result<()> {
     const NAME: &str = "rope_at";
+    let Rotation { direction, pairs } = rotation.into();
     let [tokens, heads, d] = x.shape();
     let RopeTiles { tokens_tile, heads_tile, d_tile, config } = tiles(NAME, x.shape())?;
     expect_shape(NAME, "positions", positions.shape(), [tokens])?;
@@ -208,6 +251,7 @@ pub fn rotate_at<T: FloatElement, I: IndexElement>(
         heads_tile,
         d_tile,
         direction,
+        pairs,
     }
     .launch_with(device, &config)
 }
@@ -224,9 +268,10 @@ pub fn rotate_from<T: FloatElement>(
     length: usize,
     frequencies: Tensor<'_, f64, 1>,
     mut y: TensorMut<'_, T, 3>,
-    direction: Direction,
+    rotation: impl Into<Rotation>,
 ) -> Result<()> {
     const NAME: &str = "rope_from";
+    let Rotation { direction, pairs } = rotation.into();
     let [tokens, heads, d] = x.shape();
     let RopeTiles { tokens_tile, heads_tile, d_tile, config } = tiles(NAME, x.shape())?;
     expect_shape(NAME, "frequencies", frequencies.shape(), [d / 2])?;
@@ -261,19 +306,32 @@ pub fn rotate_from<T: FloatElement>(
         heads_tile,
         d_tile,
         direction,
+        pairs,
     }
     .launch_with(device, &config)
 }
 
 /// The reference in f64: x is dense and row-major [tokens, heads, d]; each pair is a complex number.
-pub fn reference(x: &[f64], positions: &[i64], heads: usize, d: usize, base: f64, direction: Direction) -> Vec<f64> {
+pub fn reference(
+    x: &[f64],
+    positions: &[i64],
+    heads: usize,
+    d: usize,
+    base: f64,
+    rotation: impl Into<Rotation>,
+) -> Vec<f64> {
+    let Rotation { direction, pairs } = rotation.into();
     let mut y = vec![0.0; x.len()];
-    for (k, pair) in x.chunks_exact(2).enumerate() {
+    for k in 0..x.len() / 2 {
         let (token, i) = (k / (heads * d / 2), k % (d / 2));
+        let (first, second) = match pairs {
+            Pairs::Adjacent => (2 * k, 2 * k + 1),
+            Pairs::Halves => (2 * (k - i) + i, 2 * (k - i) + i + d / 2),
+        };
         let angle = positions[token] as f64 / base.powf(2.0 * i as f64 / d as f64);
         let angle = if matches!(direction, Direction::Forward) { angle } else { -angle };
-        let (radius, phase) = (pair[0].hypot(pair[1]), pair[1].atan2(pair[0]) + angle);
-        (y[2 * k], y[2 * k + 1]) = (radius * phase.cos(), radius * phase.sin());
+        let (radius, phase) = (x[first].hypot(x[second]), x[second].atan2(x[first]) + angle);
+        (y[first], y[second]) = (radius * phase.cos(), radius * phase.sin());
     }
     y
 }

@@ -3,8 +3,10 @@
 //! Rows that fit into a tile are read once. Wider rows are read twice: once for the maximum and the sum, which is
 //! rescaled whenever the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
 //! once to write y. A row of −∞ gives NaN, as in PyTorch.
+//!
+//! With g = ∂L/∂y, the gradient is ∂L/∂x[r, j] = y[r, j] · (g[r, j] − Σₖ g[r, k] · y[r, k]).
 
-use crate::blocks::fast_exp;
+use crate::blocks::{fast_exp, row_block};
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
@@ -115,6 +117,53 @@ pub fn softmax_wide_rows<T: Float>(
     }
 }
 
+/// The gradient of softmax for rows of any width, from y and grad_y = ∂L/∂y.
+///
+/// One program per tile of rows, which loops over the columns twice: the second loads of a row that fits into a tile
+/// come from the cache.
+#[kernel]
+pub fn softmax_bwd<T: Float>(
+    y: In<T>,
+    grad_y: In<T>,
+    grad_x: Out<T>,
+    y_stride_row: i64,
+    y_stride_d: i64,
+    grad_y_stride_row: i64,
+    grad_y_stride_d: i64,
+    grad_x_stride_row: i64,
+    grad_x_stride_d: i64,
+    rows: i32,
+    d: i32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+) {
+    let first_row = program_id(0) * rows_tile;
+    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
+    let first_y = row_block(y, shape, (y_stride_row, y_stride_d), first_row, tile);
+    let first_g = row_block(grad_y, shape, (grad_y_stride_row, grad_y_stride_d), first_row, tile);
+    let mut y_block = first_y;
+    let mut g_block = first_g;
+    let mut total = zeros::<f32>([rows_tile]);
+    for _ in range(0, d, d_tile) {
+        let yt = load(y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        total += sum(yt * g, axis = 1);
+        y_block = y_block.advance([0, d_tile]);
+        g_block = g_block.advance([0, d_tile]);
+    }
+    y_block = first_y;
+    g_block = first_g;
+    let mut grad_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), first_row, tile);
+    for _ in range(0, d, d_tile) {
+        let yt = load(y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        store(grad_block, (yt * (g - total.expand_dims(1))).to::<T>(), boundary_check = [0, 1]);
+        y_block = y_block.advance([0, d_tile]);
+        g_block = g_block.advance([0, d_tile]);
+        grad_block = grad_block.advance([0, d_tile]);
+    }
+}
+
 /// Widest row that is kept in registers.
 const MAX_SINGLE_TILE_D: usize = 16384;
 /// Columns of a tile of wider rows.
@@ -141,6 +190,49 @@ pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: Ten
         SoftmaxWideRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
             .launch_with(device, &config)
     }
+}
+
+/// grad_x = y · (grad_y − Σ grad_y · y) along rows: the gradient of x for y = softmax of x, all [rows, d].
+///
+/// # Errors
+/// As [`forward`].
+pub fn backward<T: FloatElement>(
+    device: &Device,
+    y: Tensor<'_, T, 2>,
+    grad_y: Tensor<'_, T, 2>,
+    mut grad_x: TensorMut<'_, T, 2>,
+) -> Result<()> {
+    const NAME: &str = "softmax_bwd";
+    let [rows, d] = y.shape();
+    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
+    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
+    let tiles = RowTiles::new(rows, d, WIDE_TILE);
+    SoftmaxBwd {
+        y_stride_row: y.strides()[0],
+        y_stride_d: y.strides()[1],
+        grad_y_stride_row: grad_y.strides()[0],
+        grad_y_stride_d: grad_y.strides()[1],
+        grad_x_stride_row: grad_x.strides()[0],
+        grad_x_stride_d: grad_x.strides()[1],
+        rows: extent(NAME, "y", rows)?,
+        d: extent(NAME, "y", d)?,
+        y: &y.data,
+        grad_y: &grad_y.data,
+        grad_x: &mut grad_x.data,
+        rows_tile: tiles.rows_tile,
+        d_tile: tiles.d_tile,
+    }
+    .launch_with(device, &tiles.config(rows))
+}
+
+/// The reference of the gradient in f64, on dense row-major slices with rows of `d` elements.
+pub fn reference_backward(y: &[f64], grad_y: &[f64], d: usize) -> Vec<f64> {
+    let rows = y.chunks_exact(d.max(1)).zip(grad_y.chunks_exact(d.max(1)));
+    rows.flat_map(|(y, g)| {
+        let total: f64 = y.iter().zip(g).map(|(y, g)| y * g).sum();
+        y.iter().zip(g).map(move |(y, g)| y * (g - total))
+    })
+    .collect()
 }
 
 /// The reference in f64, on dense row-major slices with rows of `d` elements.

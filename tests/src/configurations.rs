@@ -80,7 +80,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (rows(64, 32), options(4, 3))
     } else if is(&weighted_sum::WEIGHTED_SUM_FWD) || is(&weighted_sum::WEIGHTED_SUM_BWD) || is(&softmax::SOFTMAX_ROWS) {
         (rows(8, 1024), options(8, 3))
-    } else if is(&softmax::SOFTMAX_WIDE_ROWS) {
+    } else if is(&softmax::SOFTMAX_WIDE_ROWS) || is(&softmax::SOFTMAX_BWD) {
         (rows(2, 4096), options(8, 3))
     } else if is(&cross_entropy::CROSS_ENTROPY_FWD) {
         let size_per_thread = 16 / dtype.bytes();

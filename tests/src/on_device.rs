@@ -139,6 +139,14 @@ pub fn check_softmax<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], sp
     let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(softmax::forward(device, x.input(), y.output()));
     y.check(&what, &softmax::reference(&x.values(), d), tolerance(T::dtype()));
+
+    let weights: Vec<f64> = (0..rows * d).map(|_| random.number().abs()).collect();
+    let y = DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &weights));
+    let grad_y = DeviceTensor::<T>::random(device, &shape, spacing, &mut random);
+    let mut grad_x = DeviceTensor::<T>::poisoned(device, &shape, spacing);
+    ok(softmax::backward(device, y.input(), grad_y.input(), grad_x.output()));
+    let want = softmax::reference_backward(&y.values(), &grad_y.values(), d);
+    grad_x.check(&format!("{what}, grad_x"), &want, tolerance(T::dtype()));
 }
 
 pub fn check_rms_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {

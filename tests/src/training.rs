@@ -3,7 +3,7 @@
 use crate::numerics::{HostTensor, Random, tolerance};
 use crate::on_device::{DeviceTensor, F32, Spacing, ok};
 use tilewright::codegen::ir::DType;
-use tilewright::kernels::rope::Direction;
+use tilewright::kernels::rope::{Direction, Pairs, Rotation};
 use tilewright::kernels::{
     FloatElement, IndexElement, Tensor, TensorMut, adamw, cast, cross_entropy, embedding, layer_norm, rank_sum, rope,
     swiglu,
@@ -182,17 +182,20 @@ pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: 
     let listed: Vec<i64> = (0..tokens).map(|_| index(&mut random, 100_000)).collect();
     let length = tokens.div_ceil(2).max(1);
     let counted: Vec<i64> = (0..tokens).map(|t| (t % length + 65_500) as i64).collect();
-    for direction in [Direction::Forward, Direction::Backward] {
-        let want = rope::reference(&x.values(), &listed, heads, d, base, direction);
+    let rotations = [Pairs::Adjacent, Pairs::Halves]
+        .into_iter()
+        .flat_map(|pairs| [Direction::Forward, Direction::Backward].map(|direction| Rotation { direction, pairs }));
+    for rotation in rotations {
+        let want = rope::reference(&x.values(), &listed, heads, d, base, rotation);
         let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
         let positions = Indices::<i64>::new(device, spacing.step, &listed);
-        ok(rope::rotate_at(device, x.input(), positions.input(), theta(), y.output(), direction));
-        y.check(&format!("{what}, at {direction:?}"), &want, allowed);
+        ok(rope::rotate_at(device, x.input(), positions.input(), theta(), y.output(), rotation));
+        y.check(&format!("{what}, at {rotation:?}"), &want, allowed);
 
-        let want = rope::reference(&x.values(), &counted, heads, d, base, direction);
+        let want = rope::reference(&x.values(), &counted, heads, d, base, rotation);
         let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
-        ok(rope::rotate_from(device, x.input(), 65_500, length, theta(), y.output(), direction));
-        y.check(&format!("{what}, from {direction:?}"), &want, allowed);
+        ok(rope::rotate_from(device, x.input(), 65_500, length, theta(), y.output(), rotation));
+        y.check(&format!("{what}, from {rotation:?}"), &want, allowed);
     }
 }
 

@@ -183,6 +183,20 @@ fn softmax_matches() {
                 y.check(def.name, &want, tolerance(dtype));
             }
         }
+        let weights: Vec<f64> = (0..rows * d).map(|_| random.number().abs()).collect();
+        let y = HostTensor::of(dtype, &[rows, d], strides, &weights);
+        let grad_y = HostTensor::random(dtype, &[rows, d], strides, &mut random);
+        let want = softmax::reference_backward(&y.values(), &grad_y.values(), d);
+        for (d_tile, form) in [whole, 8].into_iter().flat_map(|tile| forms().into_iter().map(move |form| (tile, form)))
+        {
+            let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
+            let mut args = vec![Arg::In(&y), Arg::In(&grad_y), Arg::Out(&mut grad_x)];
+            args.extend([strides[0], strides[1]].repeat(3).into_iter().map(Arg::from));
+            args.extend([rows, d].map(Arg::from));
+            let consts = consts! { rows_tile = 2usize, d_tile = d_tile };
+            interpret(form, &softmax::SOFTMAX_BWD, &[dtype], consts, programs(rows, 2), &mut args);
+            grad_x.check("softmax_bwd", &want, tolerance(dtype));
+        }
     });
 }
 

@@ -1,7 +1,7 @@
 //! The kernels of training steps in the interpreter (as recorded, specialized, and after the GPU passes) and on the
 //! simulated GPU, against their f64 references, at small odd shapes with gaps between the elements. No GPU is needed.
 
-use tilewright::kernels::rope::Direction;
+use tilewright::kernels::rope::{Direction, Pairs, Rotation};
 use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rope, swiglu};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
@@ -254,10 +254,18 @@ fn rope_matches_in_both_directions() {
             let theta = HostTensor::of(DType::F64, &[d / 2], &[1], &rope::frequencies(d, 10_000.0));
             let listed: Vec<i64> = (0..tokens as i64).map(|t| 65_000 + 13 * t % 40).collect();
             let counted: Vec<i64> = (0..tokens as i64).map(|t| 9 + t % 3).collect();
-            for direction in [Direction::Forward, Direction::Backward] {
-                let want = |positions| rope::reference(&x.values(), positions, heads, d, 10_000.0, direction);
-                let consts =
-                    consts! { tokens_tile = 4usize, heads_tile = 2usize, d_tile = d_tile, direction = direction };
+            let rotations = [
+                (Direction::Forward, Pairs::Adjacent),
+                (Direction::Backward, Pairs::Adjacent),
+                (Direction::Forward, Pairs::Halves),
+                (Direction::Backward, Pairs::Halves),
+            ];
+            for (direction, pairs) in rotations {
+                let rotation = Rotation { direction, pairs };
+                let want = |positions| rope::reference(&x.values(), positions, heads, d, 10_000.0, rotation);
+                let consts = consts! {
+                    tokens_tile = 4usize, heads_tile = 2usize, d_tile = d_tile, direction = direction, pairs = pairs,
+                };
                 let grid = [tokens.div_ceil(4) as u32, heads.div_ceil(2) as u32, 1];
                 for form in forms() {
                     let positions = indices(DType::I64, 2, &listed);

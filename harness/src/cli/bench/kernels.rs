@@ -55,7 +55,7 @@ impl Kernel {
         match self {
             Kernel::WeightedSum => &[Op::WeightedSum, Op::WeightedSumBackward],
             Kernel::ColumnSum => &[Op::ColumnSum],
-            Kernel::Softmax => &[Op::Softmax],
+            Kernel::Softmax => &[Op::Softmax, Op::SoftmaxBackward],
             Kernel::RmsNorm => &[Op::RmsNorm, Op::RmsNormBackward],
             Kernel::LayerNorm => &[Op::LayerNorm, Op::LayerNormBackward],
             Kernel::Silu => &[Op::Silu, Op::SiluBackward],

@@ -20,6 +20,7 @@ pub enum Op {
     WeightedSumBackward,
     ColumnSum,
     Softmax,
+    SoftmaxBackward,
     RmsNorm,
     RmsNormBackward,
     LayerNorm,
@@ -42,11 +43,12 @@ pub enum Op {
 
 impl Op {
     #[cfg(test)]
-    pub const ALL: [Op; 22] = [
+    pub const ALL: [Op; 23] = [
         Op::WeightedSum,
         Op::WeightedSumBackward,
         Op::ColumnSum,
         Op::Softmax,
+        Op::SoftmaxBackward,
         Op::RmsNorm,
         Op::RmsNormBackward,
         Op::LayerNorm,
@@ -73,6 +75,7 @@ impl Op {
             Op::WeightedSumBackward => "weighted_sum_bwd",
             Op::ColumnSum => "column_sum",
             Op::Softmax => "softmax",
+            Op::SoftmaxBackward => "softmax_bwd",
             Op::RmsNorm => "rms_norm_fwd",
             Op::RmsNormBackward => "rms_norm_bwd",
             Op::LayerNorm => "layer_norm_fwd",
@@ -101,7 +104,8 @@ impl Op {
             Op::WeightedSum | Op::ColumnSum | Op::CrossEntropy => size,
             Op::WeightedSumBackward | Op::Softmax | Op::RmsNorm | Op::LayerNorm | Op::Silu => 2 * size,
             Op::CrossEntropyBackward | Op::RopeFrom | Op::RopeAt => 2 * size,
-            Op::RmsNormBackward | Op::LayerNormBackward | Op::SiluBackward | Op::Swiglu => 3 * size,
+            Op::SoftmaxBackward | Op::SiluBackward | Op::Swiglu => 3 * size,
+            Op::RmsNormBackward | Op::LayerNormBackward => 3 * size,
             Op::SwigluBackward => 5 * size,
             // The gradient is read; the rows of the f32 table to which it is added are read and written.
             Op::EmbeddingBackward => size + 8,
@@ -277,6 +281,8 @@ impl<T: Number> RowwiseBuffers<T> {
             Op::WeightedSumBackward => weighted_sum::backward(device, x, w, grad_sum, y, grad_w),
             Op::ColumnSum => column_sum::forward(device, x, grad_w),
             Op::Softmax => softmax::forward(device, x, y),
+            // Any numbers serve as the result of the forward pass.
+            Op::SoftmaxBackward => softmax::backward(device, x, grad_y, y),
             Op::RmsNorm => {
                 let rstd = TensorMut::dense(self.rstd.view_mut(), [self.rows])?;
                 rms_norm::forward(device, x, w, y, rstd, EPS)
@@ -361,6 +367,7 @@ impl<T: Number> RowwiseBuffers<T> {
             }
             Op::ColumnSum => vec![(Output::Column, column_sum::reference(&x, d))],
             Op::Softmax => vec![(Output::Y, softmax::reference(&x, d))],
+            Op::SoftmaxBackward => vec![(Output::Y, softmax::reference_backward(&x, &grad_y, d))],
             Op::RmsNorm => vec![(Output::Y, rms_norm::reference::forward(&x, &w, eps).0)],
             Op::RmsNormBackward => {
                 let (grad_x, grad_w) = rms_norm::reference::backward(&x, &w, &grad_y, eps);
