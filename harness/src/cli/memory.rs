@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tilewright::trace::{Options, Phase, Recording, Trace};
+use tilewright_candle::memory::kernel_device;
 
 use super::oom_probe::{MemoryOutcome, catch_oom, expect_memory};
 use super::profile::described;
@@ -15,7 +16,6 @@ use crate::memory::residual::STREAM_BYTES;
 use crate::memory::snapshot::Snapshot;
 use crate::memory::{Timeline, by_phase, largest, timeline_plot};
 use crate::model::Config;
-use crate::ops::memory::kernel_device;
 use crate::profile::{STEP, span};
 use crate::report::{Cell, Column, Outputs, Part, Report, Table};
 

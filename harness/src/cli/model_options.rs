@@ -119,7 +119,7 @@ pub fn model_device(choice: Option<DeviceArg>) -> Result<candle_core::Device> {
 fn cuda(ordinal: usize) -> Result<candle_core::Device> {
     // Fails with our own error before candle, which panics without a driver.
     tilewright::Device::cuda(ordinal)?;
-    crate::ops::memory::open_cuda(ordinal).map_err(|error| CliError::Failure(error.to_string()))
+    tilewright_candle::memory::open_cuda(ordinal).map_err(|error| CliError::Failure(error.to_string()))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -132,7 +132,8 @@ fn cuda(ordinal: usize) -> Result<candle_core::Device> {
 
 /// Returns the name and properties of the device.
 pub fn device_info(device: &candle_core::Device) -> Result<DeviceInfo> {
-    let device = crate::ops::memory::kernel_device(device).map_err(|error| CliError::Failure(error.to_string()))?;
+    let device =
+        tilewright_candle::memory::kernel_device(device).map_err(|error| CliError::Failure(error.to_string()))?;
     Ok(device.info().clone())
 }
 

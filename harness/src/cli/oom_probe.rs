@@ -70,7 +70,7 @@ pub fn expect_memory(device: &Device, bytes: f64) -> train::Result<()> {
     if PROBED_ROW.get().is_some_and(|probed| row < *probed) {
         return Err(oom_error("this subprocess runs another row"));
     }
-    crate::ops::memory::kernel_device(device)?.check_memory(bytes)?;
+    tilewright_candle::memory::kernel_device(device)?.check_memory(bytes)?;
     match device.is_cpu() && PROBED_ROW.get().is_none() && !tilewright::has_ample_host_memory(bytes, SAFETY_FACTOR) {
         true => run_probe(row),
         false => Ok(()),

@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use clap::{Args, ValueEnum};
+use tilewright_candle::memory::kernel_device;
 
 use super::model_options::{ModelOptions, model_device};
 use super::run::{DeviceArg, device};
@@ -9,7 +10,6 @@ use super::{CliError, Result};
 use crate::memory::residual::Sizes;
 use crate::model::{Attention, Config, StepKind, Transformer};
 use crate::numerics::autocast::uniform;
-use crate::ops::memory::kernel_device;
 use crate::optim::{AdamWOptions, LrSchedule};
 use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};

@@ -37,12 +37,12 @@ use serde::{Deserialize, Serialize};
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::rank_sum::{self, RankReduction};
 use tilewright::{Device as KernelDevice, View, ViewMut};
+use tilewright_candle::memory::{Elem, kernel_error};
 
 use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
 use super::comm::{Call, CommError, Communicator, Dtype, EventTimer, Handle, Op, PeerBuffer, Reduce};
 use super::error::{Error, Result};
-use crate::ops::memory::{Elem, kernel_error};
 use crate::ops::{memory, reserve_sms};
 use crate::params::{GradReadyHook, ParamId, Params};
 

@@ -6,14 +6,14 @@
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
+use tilewright_candle::attention::{PackedSaved, packed_backward, packed_forward};
+use tilewright_candle::elementwise::{cast_to, swiglu_forward};
+use tilewright_candle::linear::as_rows;
+use tilewright_candle::matmul::{matmul_add, matmul_alloc, matmul_into, multiply};
+use tilewright_candle::memory::Elem;
+use tilewright_candle::norm::{layer_backward, layer_forward};
 
 use super::{Block, NormWeights};
-use crate::ops::attention::{PackedSaved, packed_backward, packed_forward};
-use crate::ops::elementwise::{cast_to, swiglu_forward};
-use crate::ops::linear::{as_rows, weight_gradient};
-use crate::ops::matmul::{matmul, matmul_add, matmul_alloc, matmul_into};
-use crate::ops::memory::Elem;
-use crate::ops::norm::{layer_backward, layer_forward};
 use crate::ops::residual_rms_norm::{self, ResidualGrad};
 use crate::ops::swiglu_recompute::swiglu_backward_recompute;
 use crate::params::{Param, ParamUse, SavedActivation};
@@ -173,7 +173,7 @@ pub(super) fn input_gradient(weight: &Param, grad: &Tensor) -> Result<Tensor> {
     if let Some(last) = shape.last_mut() {
         *last = w.dim(1)?;
     }
-    matmul(&as_rows(grad)?, &w)?.reshape(shape)
+    multiply(&as_rows(grad)?, &w)?.reshape(shape)
 }
 
 /// Accumulates the gradient of W in y = x·Wᵀ, given ∂L/∂y, if W has a use.
@@ -186,7 +186,8 @@ pub(super) fn add_weight_gradient(
     match param_use {
         None => Ok(()),
         Some(param_use) => {
-            weight_gradient(weight, &as_rows(x)?, &as_rows(grad)?)?;
+            let (memory, accumulate) = weight.grad_to_write()?;
+            matmul_into(&memory, &as_rows(grad)?.t()?, &as_rows(x)?, accumulate)?;
             param_use.finish()
         }
     }

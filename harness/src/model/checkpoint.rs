@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor, Var};
+use tilewright_candle::graph::{record1, record2};
+use tilewright_candle::memory::{OutputAlloc, for_float_type};
 
 use super::Block;
-use crate::ops::graph::{record1, record2};
-use crate::ops::memory::{OutputAlloc, for_float_type};
 use crate::params::{ParamUse, no_grad};
 
 /// Runs the block, and saves nothing but its input and the block itself.

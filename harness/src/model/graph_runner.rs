@@ -1,9 +1,9 @@
 //! Repeats forward and backward of a model, as a CUDA graph if possible.
 
 use candle_core::{DType, Result, Tensor};
+use tilewright_candle::cuda_graph::GraphRunner;
 
 use super::Transformer;
-use crate::ops::cuda_graph::GraphRunner;
 
 /// Runs forward and backward of a model, on a GPU as a CUDA graph. [`QueuedStep`](crate::train::QueuedStep) does so for
 /// whole training steps.

@@ -3,13 +3,13 @@
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
+use tilewright_candle::linear::as_rows;
+use tilewright_candle::loss;
+use tilewright_candle::matmul::multiply;
+use tilewright_candle::memory::Elem;
 
 use super::Transformer;
 use super::block::{BackwardPass, NormBackward, NormStats, add_weight_gradient, input_gradient};
-use crate::ops::linear::as_rows;
-use crate::ops::loss;
-use crate::ops::matmul::matmul;
-use crate::ops::memory::Elem;
 use crate::ops::residual_rms_norm::ResidualGrad;
 use crate::params::ParamUse;
 use crate::profile::span;
@@ -34,7 +34,7 @@ pub(super) fn forward<T: Elem + FloatElement>(
     let _span = span("head and loss");
     let (normed, stats) = model.norm.forward::<T>(x, model.config.eps)?;
     let normed = as_rows(&normed)?;
-    let logits = matmul(&normed, &model.head.compute(normed.dtype())?.t()?)?;
+    let logits = multiply(&normed, &model.head.compute(normed.dtype())?.t()?)?;
     let (losses, lse) = loss::forward::<T>(&logits, targets)?;
     let mean = losses.into_tensor(targets.elem_count()).mean_all()?;
     Ok((mean, Saved { x: x.clone(), targets: targets.clone(), stats, normed, logits, lse }))

@@ -9,12 +9,12 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Error, Result, Tensor};
 use tilewright::kernels::FloatElement;
+use tilewright_candle::embedding::add_gradient;
+use tilewright_candle::graph::record1;
+use tilewright_candle::memory::{Elem, OutputAlloc, for_float_type};
 
 use super::block::{self, BackwardPass, to_compute_dtype};
 use super::{Block, Norm, Transformer, head};
-use crate::ops::embedding::add_gradient;
-use crate::ops::graph::record1;
-use crate::ops::memory::{Elem, OutputAlloc, for_float_type};
 use crate::ops::residual_rms_norm::{self, ResidualGrad};
 use crate::params::{Param, ParamUse, grad_enabled};
 use crate::profile::span;
@@ -176,7 +176,9 @@ fn backward<T: Elem + FloatElement>(
     }
     if let Some(param_use) = embedding {
         let _span = span("embedding");
-        add_gradient::<f32>(ids, &grad.f32.reshape((ids.elem_count(), model.config.d_model))?, param_use.param())?;
+        let (memory, accumulate) = param_use.param().grad_to_write()?;
+        let grad = grad.f32.reshape((ids.elem_count(), model.config.d_model))?;
+        add_gradient::<f32>(ids, &grad, &memory, accumulate)?;
         param_use.finish()?;
     }
     Ok(())

@@ -16,7 +16,7 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 
-use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error, write};
+use tilewright_candle::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error, write};
 
 /// The block of `tile` = (rows, columns) of a dense matrix with rows of `d` elements, starting at row `first`.
 #[device_fn]

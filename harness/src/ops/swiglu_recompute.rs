@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 
-use super::memory::{Elem, OutputAlloc, Read, kernel_error};
+use tilewright_candle::memory::{Elem, OutputAlloc, Read, kernel_error};
 
 /// For gate a and value b, the halves of each row of `gate_up` [rows, 2d], and the gradient of y = silu(a) · b: writes
 /// the gradients of a and b, concatenated, to `grads`, and y. All tensors are dense; the arithmetic is f32.
@@ -127,7 +127,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::ops::elementwise::{swiglu_backward, swiglu_forward};
+    use tilewright_candle::elementwise::{swiglu_backward, swiglu_forward};
 
     fn check<T: Elem + FloatElement>(dtype: DType, rows: usize, d: usize) {
         let tensor = |n: usize, columns: usize| {

@@ -1,34 +1,13 @@
 //! Connects parameters to the autograd graph: counted uses, and leaves.
 
-use std::cell::Cell;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, Var};
+use tilewright_candle::memory::{OutputAlloc, for_float_type};
+use tilewright_candle::{GradSink, Weight, grad_enabled};
 
 use super::{Callback, Param, ParamId};
-use crate::ops::memory::{OutputAlloc, for_float_type};
-
-thread_local! {
-    static GRAD_DISABLED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `f` without recording ops for backward: for evaluation and generation, which then keep no activations.
-pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            GRAD_DISABLED.set(self.0);
-        }
-    }
-    let _restore = Restore(GRAD_DISABLED.replace(true));
-    f()
-}
-
-/// Whether this thread records ops for backward: false inside [`no_grad`].
-pub fn grad_enabled() -> bool {
-    !GRAD_DISABLED.get()
-}
 
 /// One use of a parameter by an op that ran forward. The op accumulates its contribution to the gradient when it runs
 /// backward, then calls [`ParamUse::finish`]. Dropping an unfinished use, for example at the end of an evaluation,
@@ -79,7 +58,7 @@ impl Param {
         &self.params.pending[id]
     }
 
-    /// Counts a use that will contribute to the gradient; `None` for a frozen parameter or inside [`no_grad`].
+    /// Counts a use that will contribute to the gradient; `None` for a frozen parameter or inside [`no_grad`](super::no_grad).
     pub fn begin_use(&self) -> Option<ParamUse> {
         if !self.requires_grad() || !grad_enabled() {
             return None;
@@ -97,12 +76,48 @@ impl Param {
     /// Returns the value in `dtype` as a tensor of the autograd graph. Its backward accumulates the gradient of this
     /// use into [`Param::grad`]. For layers whose ops do not write the gradient themselves.
     ///
-    /// For a frozen parameter, and inside [`no_grad`], the result is not recorded, and in f32 it is a view.
+    /// For a frozen parameter, and inside [`no_grad`](super::no_grad), the result is not recorded, and in f32 it is a view.
     pub fn leaf(&self, dtype: DType) -> Result<Tensor> {
         match self.begin_use() {
             None => self.compute(dtype),
             Some(param_use) => self.anchor().apply_op1(Leaf { param_use, dtype }),
         }
+    }
+}
+
+impl Weight for Param {
+    fn label(&self) -> String {
+        format!("`{}`", self.name())
+    }
+
+    fn dims(&self) -> &[usize] {
+        self.shape()
+    }
+
+    fn value(&self, dtype: DType) -> Result<Tensor> {
+        self.compute(dtype)
+    }
+
+    fn graph_input(&self) -> &Tensor {
+        if self.requires_grad() { self.anchor() } else { &self.params.values }
+    }
+
+    fn begin_use(&self) -> Option<Arc<dyn GradSink>> {
+        Some(Arc::new(Param::begin_use(self)?))
+    }
+}
+
+impl GradSink for ParamUse {
+    fn grad_to_write(&self) -> Result<(Tensor, bool)> {
+        self.param.grad_to_write()
+    }
+
+    fn add_grad(&self, gradient: &Tensor) -> Result<()> {
+        self.param.add_grad(gradient)
+    }
+
+    fn finish(&self) -> Result<()> {
+        ParamUse::finish(self)
     }
 }
 

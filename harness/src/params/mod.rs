@@ -31,12 +31,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use half::{bf16, f16};
 
-use crate::ops::{convert, memory};
+use tilewright_candle::convert::convert;
+use tilewright_candle::memory;
 
-pub use graph::{ParamUse, grad_enabled, no_grad};
+pub use graph::ParamUse;
 pub use reuse::SavedActivation;
 use spec::InitialValues;
 pub use spec::{Init, ParamSpec};
+pub use tilewright_candle::{grad_enabled, no_grad};
 
 /// Alignment of parameters in the flat tensors, in elements: 256 bytes in f32, 128 bytes in bf16 and f16.
 pub const ALIGNMENT: usize = 64;

@@ -24,12 +24,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tilewright_candle::memory;
 
 pub use super::staged::Staged;
 use super::{Error, LossScale, RankSettings, Result, Trainer};
 use crate::data::SamplerState;
 use crate::escape::printable;
-use crate::ops::memory;
 use crate::params::Params;
 use crate::tensor_file::{self, TensorFile, TensorFileError};
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
+use tilewright_candle::memory::kernel_device;
 
 use super::{Result, Trainer, TrainerOptions, Update, gradient_dtype};
 use crate::data::Shard;
@@ -11,7 +12,6 @@ use crate::dist::comm::{Communicator, Dtype, Reduce};
 use crate::dist::ddp::{Ddp, DdpOptions, Exchange, GradSync, SyncStats};
 use crate::dist::error::Error;
 use crate::dist::sharded::{Mode, ShardedOptimizer};
-use crate::ops::memory::kernel_device;
 use crate::params::{Param, Params};
 
 /// Options of data-parallel training.

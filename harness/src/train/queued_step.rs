@@ -2,10 +2,10 @@
 //! CUDA graph on a GPU.
 
 use candle_core::{DType, Tensor};
+use tilewright_candle::cuda_graph::GraphRunner;
 
 use super::trainer::Registered;
 use super::{LanguageModel, Result, Trainer};
-use crate::ops::cuda_graph::GraphRunner;
 use crate::optim::step_control::step_outputs;
 use crate::profile::{Phase, phase};
 

@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use tilewright::View;
+use tilewright_candle::memory::Read;
 
 use super::checkpoint::{FIRST_MOMENT, Header, OptimizerShards, SECOND_MOMENT, SHARD_FORMAT, ShardHeader};
 use super::{Error, Result, Trainer};
-use crate::ops::memory::Read;
 use crate::params::Params;
 use crate::tensor_file;
 

@@ -7,12 +7,12 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use tilewright::kernels::FloatElement;
 use tilewright::{View, ViewMut};
+use tilewright_candle::convert::convert;
+use tilewright_candle::memory::{self, Elem, Read, kernel_device, kernel_error};
 
 use super::{Error, LossScale, Result};
 use crate::dist::ddp::{Ddp, SyncStats};
 use crate::dist::sharded::{Mode, ShardedOptimizer, StepArguments};
-use crate::ops::convert;
-use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
 use crate::optim::step_control::{self, BucketedStepControl, step_inputs, step_outputs};
 use crate::optim::{
     AdamW, AdamWOptions, ComputeWeights, LrSchedule, ParamGroup, StepControlViews, clip_factor, first_non_finite,

@@ -7,6 +7,7 @@ use std::time::Instant;
 use candle_core::Device;
 use clap::{Args, ValueEnum};
 use tilewright::{Buffer, check_host_memory};
+use tilewright_candle::memory::kernel_device;
 
 use super::process_groups::{CommBackend, comm_failure, for_each_process_group};
 use crate::cli::Result;
@@ -14,7 +15,6 @@ use crate::cli::model_options::model_device;
 use crate::cli::run::{DeviceArg, device};
 use crate::dist::comm::handle::wait_all;
 use crate::dist::comm::{Call, CommError, Communicator, Dtype, Handle, Op, Reduce};
-use crate::ops::memory::kernel_device;
 use crate::report::plot::Point;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Series, Table};
 

@@ -174,7 +174,7 @@ impl BenchModel {
         let device = model_device(work.device).map_err(other)?;
         let sequences = work.batch as usize / comm.world().max(1);
         let needed = config.step_bytes(sequences, 1, StepKind::TrainStep).total();
-        crate::ops::memory::kernel_device(&device)?.check_memory(needed)?;
+        tilewright_candle::memory::kernel_device(&device)?.check_memory(needed)?;
         let model = Transformer::new(config, &device, 0)?;
         let options = TrainerOptions {
             adamw: AdamWOptions::default(),

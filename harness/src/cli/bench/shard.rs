@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use clap::Args;
+use tilewright_candle::memory::kernel_device;
 
 use super::ddp::{BenchModel, TrainingMode, Work, models_note, steps};
 use super::process_groups::for_each_process_group;
@@ -16,7 +17,6 @@ use crate::dist::ddp::{DdpOptions, NCCL_CTAS};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::model::Config;
-use crate::ops::memory::kernel_device;
 use crate::report::{Cell, Column, Outputs, Report, Table};
 use crate::train;
 

@@ -39,7 +39,7 @@ impl Times {
 pub fn live_bytes_after<R>(device: &Device, f: impl FnOnce() -> train::Result<R>) -> train::Result<(R, Option<f64>)> {
     let gpu = match device.is_cpu() {
         true => None,
-        false => Some(crate::ops::memory::kernel_device(device)?.clone()),
+        false => Some(tilewright_candle::memory::kernel_device(device)?.clone()),
     };
     let options = Options { min_allocation_bytes: Some(SMALLEST_BLOCK), gpu, ..Options::default() };
     let recording = match Recording::start(options) {
@@ -61,7 +61,7 @@ const SMALLEST_BLOCK: usize = 1024;
 
 /// Returns unused memory of the last measurement to the system, so that it is available to the next one.
 pub fn release_memory(device: &Device) {
-    if let Ok(device) = crate::ops::memory::kernel_device(device) {
+    if let Ok(device) = tilewright_candle::memory::kernel_device(device) {
         // An error here is not an error of the measurement.
         let _ = device.synchronize();
         let _ = device.release_unused_memory();

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use candle_core::Device;
 use clap::Args;
 use tilewright::trace::{Options, Recording, Trace};
+use tilewright_candle::memory::kernel_device;
 
 use super::bench::process_groups::CommBackend;
 use super::ranks::RankOptions;
@@ -15,7 +16,6 @@ use super::step::{Step, StepOptions, Work};
 use super::{CliError, Result};
 use crate::files;
 use crate::model::Config;
-use crate::ops::memory::kernel_device;
 use crate::profile::tables::{self, AttentionFlop};
 use crate::profile::{Profile, STEP, chrome, flame, span};
 use crate::report::{Outputs, Report};

@@ -302,7 +302,7 @@ impl Needs {
             return CliError::Failure(error.to_string());
         }
         let gib = |bytes: f64| format!("{:.2} GiB", bytes / (1u64 << 30) as f64);
-        let on = crate::ops::memory::kernel_device(device).ok();
+        let on = tilewright_candle::memory::kernel_device(device).ok();
         let free = on.and_then(|device| device.free_and_total_memory().ok().flatten());
         let free = free.map(|(free, total)| {
             format!("\n  {} of {} on the device are free now", gib(free as f64), gib(total as f64))

@@ -7,11 +7,9 @@
 //! - [`tiled_attention`] is FlashAttention-2 in tensor ops, forward and backward: the cost of the algorithm without a
 //!   fused kernel.
 
-mod flash;
 mod naive;
 mod tiled;
 
-pub(crate) use flash::{PackedSaved, packed_backward, packed_forward};
-pub use flash::{QkvLayout, flash_attention, flash_attention_packed};
 pub use naive::naive_attention;
 pub use tiled::{Tiling, tiled_attention};
+pub use tilewright_candle::attention::{QkvLayout, flash_attention, flash_attention_packed};

@@ -3,10 +3,10 @@
 //! is the second step of the assignment.
 
 use candle_core::{D, Result, Tensor};
+use tilewright_candle::graph::record3;
+use tilewright_candle::memory::{OutputAlloc, for_float_type};
 
 use super::naive::{TileRange, batched_matmul, causal_mask, score_type, zero_masked_rows};
-use crate::ops::graph::record3;
-use crate::ops::memory::{OutputAlloc, for_float_type};
 use crate::profile::span;
 
 /// Rows per tile of queries and of keys.

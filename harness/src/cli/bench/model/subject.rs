@@ -92,7 +92,7 @@ pub fn measure(
         Mode::TrainStep => StepKind::TrainStep,
     };
     expect_memory(device, case.config.step_bytes(case.batch, 1, kind).total())?;
-    let on = crate::ops::memory::kernel_device(device)?;
+    let on = tilewright_candle::memory::kernel_device(device)?;
     on.reset_peak_memory()?;
     let mut subject = Subject::new(case, device, mode, cuda_graph, param_cache)?;
     device.synchronize()?;

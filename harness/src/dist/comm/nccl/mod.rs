@@ -35,6 +35,7 @@ use tilewright::cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError
 use tilewright::cudarc::nccl::result::{self, NcclError};
 use tilewright::cudarc::nccl::sys;
 use tilewright::{Buffer, Device, Element as KernelElement, View, ViewMut, kernels};
+use tilewright_candle::convert::convert;
 
 use super::backend::{Backend, CompletionEvent, Compute, Deadline, EventTimer, Memory, PeerBuffer, Ready};
 use super::call::{Call, Dtype, Op, Reduce};
@@ -45,7 +46,6 @@ use super::{CommError, Communicator, Options, Result};
 use crate::dist::rank::RankInfo;
 use crate::dist::rendezvous::Job;
 use crate::dist::watchdog::{WATCHDOG_MARGIN, guard};
-use crate::ops::convert;
 use engines::{CopyCollective, CopyEngines};
 use start::{NcclComm, connect_control, initialize, is_installed, split_with_max_ctas};
 

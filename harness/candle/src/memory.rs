@@ -88,22 +88,23 @@ pub fn kernel_error(error: tilewright::Error) -> candle_core::Error {
 }
 
 /// Evaluates an expression with a type alias for the element type, one of f32, bf16 and f16.
+#[macro_export]
 macro_rules! for_float_type {
     ($dtype:expr, $what:expr, $T:ident => $body:expr) => {
         match $dtype {
-            ::candle_core::DType::F32 => {
+            $crate::candle_core::DType::F32 => {
                 type $T = f32;
                 $body
             }
-            ::candle_core::DType::BF16 => {
-                type $T = ::half::bf16;
+            $crate::candle_core::DType::BF16 => {
+                type $T = $crate::half::bf16;
                 $body
             }
-            ::candle_core::DType::F16 => {
-                type $T = ::half::f16;
+            $crate::candle_core::DType::F16 => {
+                type $T = $crate::half::f16;
                 $body
             }
-            other => Err(::candle_core::Error::Msg(format!(
+            other => Err($crate::candle_core::Error::Msg(format!(
                 "{} takes f32, bf16 and f16, found a tensor of {}: convert it with to_dtype",
                 $what,
                 other.as_str()
@@ -111,7 +112,7 @@ macro_rules! for_float_type {
         }
     };
 }
-pub(crate) use for_float_type;
+pub use crate::for_float_type;
 
 /// Returns a flat tensor of zeros in memory that other processes can map (CUDA IPC): see
 /// [`OutputAlloc::ipc_shareable`].
@@ -189,7 +190,9 @@ impl<'t, T: Elem> Read<'t, T> {
         let start = self.layout.start_offset();
         match &*self.storage {
             Storage::Cpu(storage) => {
-                View::of_slice(self.device, &storage.as_slice::<T>()?[start..]).map_err(kernel_error)
+                // An empty view may start beyond an empty storage.
+                let elements = storage.as_slice::<T>()?.get(start..).unwrap_or_default();
+                View::of_slice(self.device, elements).map_err(kernel_error)
             }
             #[cfg(feature = "cuda")]
             Storage::Cuda(storage) => cuda::view(self.device, storage, start),
@@ -231,15 +234,12 @@ impl<'t, T: Elem> Read<'t, T> {
     /// The tensor as a matrix: the last dimension is the columns, all others are flattened to rows.
     ///
     /// # Errors
-    /// The tensor is neither contiguous nor a matrix.
+    /// No single stride leads from each row to the next: see [`with_rows`].
     pub fn rows(&self) -> Result<kernels::Tensor<'_, T, 2>> {
-        match self.layout.dims() {
-            [_, _] => self.strided(),
-            dims => {
-                let d = dims.last().copied().unwrap_or(1);
-                self.dense([self.layout.shape().elem_count() / d.max(1), d])
-            }
-        }
+        let Some((shape, strides)) = row_strides(self.layout) else {
+            return Err(candle_core::Error::RequiresContiguous { op: "kernel" }.bt());
+        };
+        kernels::Tensor::strided(self.tail_view()?, shape, strides).map_err(kernel_error)
     }
 
     /// The device on which kernels run.
@@ -251,6 +251,35 @@ impl<'t, T: Elem> Read<'t, T> {
     pub fn candle_device(&self) -> &'t Device {
         self.candle_device
     }
+}
+
+/// Shape and strides of a tensor as a matrix, with all dimensions but the last flattened to rows; `None` if the rows
+/// have no common stride.
+fn row_strides(layout: &Layout) -> Option<([usize; 2], [i64; 2])> {
+    let (Some((&d, outer)), Some((&by_element, outer_strides))) =
+        (layout.dims().split_last(), layout.stride().split_last())
+    else {
+        return Some(([1, 1], [1, 1]));
+    };
+    let (mut rows, mut by_row) = (1, None);
+    for (&n, &stride) in outer.iter().zip(outer_strides).rev().filter(|(n, _)| **n != 1) {
+        match by_row {
+            None => by_row = Some(stride),
+            Some(by_row) if stride == by_row * rows => {}
+            Some(_) if layout.shape().elem_count() > 0 => return None,
+            Some(_) => {}
+        }
+        rows *= n;
+    }
+    Some(([rows, d], [by_row.unwrap_or(d.max(1)), by_element].map(|stride| stride as i64)))
+}
+
+/// The tensor itself if [`Read::rows`] takes it, else a contiguous copy with the gradient of candle's copy.
+///
+/// # Errors
+/// The device is out of memory.
+pub fn with_rows(tensor: &Tensor) -> Result<Tensor> {
+    if row_strides(tensor.layout()).is_some() { Ok(tensor.clone()) } else { tensor.contiguous() }
 }
 
 fn array<const R: usize>(values: &[usize]) -> Result<[usize; R]> {
@@ -269,6 +298,8 @@ pub struct StridedColumns<const R: usize> {
 /// An allocation for the output of a kernel, which then becomes a tensor.
 pub struct OutputAlloc<T: Elem> {
     memory: OutputMemory<T>,
+    /// Elements in use: an empty allocation on a GPU has memory of one element, because drivers refuse none.
+    len: usize,
     device: &'static KernelDevice,
 }
 
@@ -291,7 +322,7 @@ impl<T: Elem> OutputAlloc<T> {
                 kernel_error(tilewright::Error::HostMemory { requested })
             })?),
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => OutputMemory::Cuda(cuda::allocate(cuda, len)?, cuda.clone()),
+            Device::Cuda(cuda) => OutputMemory::Cuda(cuda::allocate(cuda, len.max(1))?, cuda.clone()),
             other => {
                 return Err(candle_core::Error::Msg(format!(
                     "Tilewright kernels do not run on {:?}",
@@ -299,7 +330,7 @@ impl<T: Elem> OutputAlloc<T> {
                 )));
             }
         };
-        Ok(OutputAlloc { memory, device: on })
+        Ok(OutputAlloc { memory, len, device: on })
     }
 
     /// As [`OutputAlloc::new`]; on a GPU the memory can be mapped by other processes (CUDA IPC): it belongs to no
@@ -312,10 +343,19 @@ impl<T: Elem> OutputAlloc<T> {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
                 let memory = OutputMemory::Cuda(cuda::allocate_ipc_shareable(cuda, len)?, cuda.clone());
-                Ok(OutputAlloc { memory, device: kernel_device(device)? })
+                Ok(OutputAlloc { memory, len, device: kernel_device(device)? })
             }
             _ => OutputAlloc::new(device, len),
         }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// All elements, writable.
@@ -323,7 +363,9 @@ impl<T: Elem> OutputAlloc<T> {
         match &mut self.memory {
             OutputMemory::Cpu(elements) => ViewMut::of_slice(self.device, elements).map_err(kernel_error),
             #[cfg(feature = "cuda")]
-            OutputMemory::Cuda(slice, device) => Ok(cuda::view_of_output(self.device, slice, device)),
+            OutputMemory::Cuda(slice, device) => {
+                cuda::view_of_output(self.device, slice, device).slice(..self.len).map_err(kernel_error)
+            }
         }
     }
 
@@ -385,7 +427,7 @@ impl<T: Elem> OutputAlloc<T> {
             // SAFETY: `whole` borrows these elements exclusively while the parts live, and the check above ensures that
             // no element is in two of them: rows and columns are those of one matrix, and the ranges of columns are
             // disjoint.
-            let view = unsafe { ViewMut::from_address(device, address, whole.len() - columns.start) };
+            let view = unsafe { ViewMut::from_address(device, address, whole.len().saturating_sub(columns.start)) };
             tensors.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
         }
         <[_; N]>::try_from(tensors).map_err(|_| {
@@ -534,7 +576,7 @@ mod cuda {
         let (address, _) = slice.device_ptr(&storage.device().cuda_stream());
         let address = address + (start * size_of::<T>()) as u64;
         // SAFETY: the view borrows the slice, and candle and Tilewright use one stream.
-        Ok(unsafe { View::from_address(device, address, slice.len() - start) })
+        Ok(unsafe { View::from_address(device, address, slice.len().saturating_sub(start)) })
     }
 
     pub(super) fn view_mut<'a, T: Elem>(

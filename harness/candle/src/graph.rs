@@ -5,14 +5,37 @@
 //! result, such as the log-sum-exp of an attention. This way an op may have several internal results and any number of
 //! parameters, and the same code serves every device.
 
+use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor};
+use tilewright::trace::span;
 
-use super::memory::{Elem, OutputAlloc};
-use crate::params::grad_enabled;
-use crate::profile::span;
+use crate::check::bad_argument;
+use crate::memory::{Elem, OutputAlloc};
+
+thread_local! {
+    static GRAD_DISABLED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` without recording ops of this crate for backward: for evaluation and generation, which then keep no
+/// activations.
+pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            GRAD_DISABLED.set(self.0);
+        }
+    }
+    let _restore = Restore(GRAD_DISABLED.replace(true));
+    f()
+}
+
+/// Whether this thread records ops for backward: false inside [`no_grad`].
+pub fn grad_enabled() -> bool {
+    !GRAD_DISABLED.get()
+}
 
 /// Computes the gradients of the inputs from the inputs, the result and its gradient, which is contiguous. `None` for
 /// an input without a gradient.
@@ -27,38 +50,81 @@ pub fn record1<T: Elem>(
     shape: impl Into<Shape>,
     backward: impl Backward<1> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    if !(grad_enabled() && x.track_op()) {
-        return Ok(result.into_tensor(shape));
-    }
-    x.apply_op1(Op::new(name, result, shape.into(), backward))
+    record1_any(name, x, AnyOutput::new(result, shape.into()), backward)
 }
 
 /// As [`record1`], for two inputs: recorded if one of them is tracked.
 pub fn record2<T: Elem>(
     name: &'static str,
-    [a, b]: [&Tensor; 2],
+    inputs: [&Tensor; 2],
     result: OutputAlloc<T>,
     shape: impl Into<Shape>,
     backward: impl Backward<2> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    if !(grad_enabled() && (a.track_op() || b.track_op())) {
-        return Ok(result.into_tensor(shape));
-    }
-    a.apply_op2(b, Op::new(name, result, shape.into(), backward))
+    record2_any(name, inputs, AnyOutput::new(result, shape.into()), backward)
 }
 
 /// As [`record1`], for three inputs: recorded if one of them is tracked.
 pub fn record3<T: Elem>(
     name: &'static str,
-    [a, b, c]: [&Tensor; 3],
+    inputs: [&Tensor; 3],
     result: OutputAlloc<T>,
     shape: impl Into<Shape>,
     backward: impl Backward<3> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    if !(grad_enabled() && (a.track_op() || b.track_op() || c.track_op())) {
-        return Ok(result.into_tensor(shape));
+    record3_any(name, inputs, AnyOutput::new(result, shape.into()), backward)
+}
+
+/// The result of an op, of any element type.
+pub(crate) struct AnyOutput {
+    storage: Storage,
+    shape: Shape,
+}
+
+impl AnyOutput {
+    pub fn new<T: Elem>(result: OutputAlloc<T>, shape: Shape) -> AnyOutput {
+        AnyOutput { storage: result.into_storage(), shape }
     }
-    a.apply_op3(b, c, Op::new(name, result, shape.into(), backward))
+
+    pub fn into_tensor(self) -> Tensor {
+        untracked(self.storage, self.shape)
+    }
+}
+
+pub(crate) fn record1_any(
+    name: &'static str,
+    x: &Tensor,
+    result: AnyOutput,
+    backward: impl Backward<1> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !(grad_enabled() && x.track_op()) {
+        return Ok(result.into_tensor());
+    }
+    x.apply_op1(Op::new(name, result, backward))
+}
+
+pub(crate) fn record2_any(
+    name: &'static str,
+    [a, b]: [&Tensor; 2],
+    result: AnyOutput,
+    backward: impl Backward<2> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !(grad_enabled() && (a.track_op() || b.track_op())) {
+        return Ok(result.into_tensor());
+    }
+    a.apply_op2(b, Op::new(name, result, backward))
+}
+
+pub(crate) fn record3_any(
+    name: &'static str,
+    [a, b, c]: [&Tensor; 3],
+    result: AnyOutput,
+    backward: impl Backward<3> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !(grad_enabled() && (a.track_op() || b.track_op() || c.track_op())) {
+        return Ok(result.into_tensor());
+    }
+    a.apply_op3(b, c, Op::new(name, result, backward))
 }
 
 struct Op<B> {
@@ -70,8 +136,8 @@ struct Op<B> {
 }
 
 impl<B> Op<B> {
-    fn new<T: Elem>(name: &'static str, result: OutputAlloc<T>, shape: Shape, backward: B) -> Op<B> {
-        Op { name, shape, result: Mutex::new(Some(result.into_storage())), backward }
+    fn new(name: &'static str, result: AnyOutput, backward: B) -> Op<B> {
+        Op { name, shape: result.shape, result: Mutex::new(Some(result.storage)), backward }
     }
 
     fn take(&self) -> Result<Storage> {
@@ -107,9 +173,26 @@ impl<B> Op<B> {
 }
 
 /// Drops the gradients of inputs that are not tracked.
-fn tracked_gradients<const N: usize>(inputs: [&Tensor; N], gradients: [Option<Tensor>; N]) -> [Option<Tensor>; N] {
-    let mut tracked = inputs.iter().map(|input| input.track_op());
-    gradients.map(|gradient| gradient.filter(|_| tracked.next().unwrap_or(false)))
+///
+/// # Errors
+/// A gradient of another shape or dtype than its input.
+fn tracked_gradients<const N: usize>(
+    name: &str,
+    inputs: [&Tensor; N],
+    mut gradients: [Option<Tensor>; N],
+) -> Result<[Option<Tensor>; N]> {
+    for (i, (input, slot)) in inputs.iter().zip(&mut gradients).enumerate() {
+        if !input.track_op() {
+            *slot = None;
+        }
+        let Some(gradient) = slot else { continue };
+        if gradient.dims() != input.dims() || gradient.dtype() != input.dtype() {
+            let say = |tensor: &Tensor| format!("{:?} of {}", tensor.dims(), tensor.dtype().as_str());
+            let expected = format!("{}, as the input,", say(input));
+            return Err(bad_argument(name, &format!("the gradient of input {i}"), expected, say(gradient)));
+        }
+    }
+    Ok(gradients)
 }
 
 macro_rules! custom_op {
@@ -136,7 +219,8 @@ macro_rules! custom_op {
             fn bwd(&self, $($input: &Tensor),*, result: &Tensor, gradient: &Tensor) -> Result<$returned> {
                 let _span = span(self.name);
                 let inputs = [$($input),*];
-                let $gradients = tracked_gradients(inputs, (self.backward)(inputs, result, &gradient.contiguous()?)?);
+                let $gradients = (self.backward)(inputs, result, &gradient.contiguous()?)?;
+                let $gradients = tracked_gradients(self.name, inputs, $gradients)?;
                 Ok($give)
             }
         }

@@ -2,16 +2,19 @@
 
 use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::{self, FloatElement, swiglu as kernel};
+use tilewright::trace::span;
 
-use super::graph::{record1, record2};
-use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
-use crate::profile::span;
+use crate::check::{expect_shape, same_kind};
+use crate::for_float_type;
+use crate::graph::{record1, record2};
+use crate::memory::{Elem, OutputAlloc, Read, kernel_error, with_rows};
 
 /// SiLU: y = x · σ(x).
 ///
 /// # Errors
-/// An x that is neither contiguous nor a matrix.
+/// An x of another dtype than f32, bf16 and f16.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
+    let x = &with_rows(x)?;
     for_float_type!(x.dtype(), "silu", T => {
         let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
         let source = Read::<T>::new(x)?;
@@ -33,7 +36,7 @@ pub fn silu(x: &Tensor) -> Result<Tensor> {
 /// computes them.
 ///
 /// # Errors
-/// An odd last dimension, or an x that is not contiguous.
+/// An odd last dimension; an x of another dtype than f32, bf16 and f16.
 pub fn swiglu(x: &Tensor) -> Result<Tensor> {
     let mut shape = x.dims().to_vec();
     match shape.last_mut() {
@@ -51,13 +54,13 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
 }
 
 fn halves(x: &Tensor) -> Result<(Tensor, Tensor)> {
-    let x = super::linear::as_rows(x)?;
+    let x = crate::linear::as_rows(x)?;
     let d = x.dim(1)? / 2;
     Ok((x.narrow(1, 0, d)?, x.narrow(1, d, d)?))
 }
 
 /// silu(a) · b of the halves of x [.., 2d].
-pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<OutputAlloc<T>> {
+pub fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<OutputAlloc<T>> {
     let _span = span("swiglu");
     let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count() / 2)?;
     let (a, b) = halves(x)?;
@@ -68,7 +71,7 @@ pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<Outpu
 }
 
 /// ∂L/∂x in the shape of x.
-pub(crate) fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+pub fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let shape = x.shape();
     let (a, b) = halves(x)?;
@@ -85,6 +88,9 @@ pub(crate) fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor)
 /// # Errors
 /// Shapes or types that differ.
 pub fn swiglu_pair(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    same_kind("swiglu", a, "b", b)?;
+    expect_shape("swiglu", "b", b, a.dims())?;
+    let (a, b) = (&with_rows(a)?, &with_rows(b)?);
     for_float_type!(a.dtype(), "swiglu", T => {
         let mut y = OutputAlloc::<T>::new(a.device(), a.elem_count())?;
         {
@@ -107,11 +113,12 @@ pub fn swiglu_pair(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// Converts x to another float dtype, with round-to-nearest. The gradient is converted to the dtype of x.
 ///
 /// # Errors
-/// Dtypes that Tilewright kernels do not support.
+/// Another dtype than f32, bf16 and f16.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
+    let x = &with_rows(x)?;
     for_float_type!(x.dtype(), "cast", T => for_float_type!(dtype, "cast", U => {
         let y = cast_to::<T, U>(x)?;
         record1("cast", x, y, x.shape(), |[x], _, grad| {
@@ -120,7 +127,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     }))
 }
 
-pub(crate) fn cast_to<T: Elem + FloatElement, U: Elem + FloatElement>(x: &Tensor) -> Result<OutputAlloc<U>> {
+pub fn cast_to<T: Elem + FloatElement, U: Elem + FloatElement>(x: &Tensor) -> Result<OutputAlloc<U>> {
     let mut y = OutputAlloc::<U>::new(x.device(), x.elem_count())?;
     let x = Read::<T>::new(x)?;
     let rows = x.rows()?;

@@ -2,38 +2,52 @@
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::{FloatElement, layer_norm as layer, rms_norm as rms};
+use tilewright::trace::span;
 
-use super::graph::record2;
-use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
-use crate::params::Param;
-use crate::profile::span;
+use crate::check::{bad_argument, same_device};
+use crate::for_float_type;
+use crate::graph::{record2, record3};
+use crate::memory::{Elem, OutputAlloc, Read, kernel_error, with_rows};
+use crate::weight::{Weight, WeightUse};
 
 /// RMSNorm: y = x / √(mean(x²) + ε) · w over the last dimension of x, for a weight w [d].
 ///
 /// # Errors
-/// A weight of another length, or an x that is neither contiguous nor a matrix.
-pub fn rms_norm(x: &Tensor, weight: &Param, eps: f64) -> Result<Tensor> {
-    let w = weight.compute(x.dtype())?;
-    let param_use = weight.begin_use();
+/// A weight of another length or dtype, or an x that is no float tensor.
+pub fn rms_norm(x: &Tensor, weight: &impl Weight, eps: f64) -> Result<Tensor> {
+    let x = &check("rms_norm", x, &[weight], eps)?;
+    let w = weight.value(x.dtype())?;
+    let weight_use = WeightUse::begin(weight);
     for_float_type!(x.dtype(), "rms_norm", T => {
         let (y, rstd) = rms_forward::<T>(x, &w, eps)?;
-        record2("rms_norm", [x, weight.anchor()], y, x.shape(), move |[x, _], _, grad| {
+        record2("rms_norm", [x, weight.graph_input()], y, x.shape(), move |[x, input], _, grad| {
             let (grad_x, grad_w) = rms_backward::<T>(x, &w, &rstd, grad)?;
-            if let Some(param_use) = &param_use {
-                param_use.param().add_grad(&grad_w)?;
-                param_use.finish()?;
-            }
-            Ok([Some(grad_x), None])
+            Ok([Some(grad_x), weight_use.deliver(input, || Ok(grad_w))?])
         })
     })
 }
 
+/// Returns x as the kernels take it: rows with one stride between them, else a copy.
+fn check(op: &str, x: &Tensor, weights: &[&dyn Weight], eps: f64) -> Result<Tensor> {
+    let d = match x.dims().last() {
+        Some(&d) if d > 0 => d,
+        _ => return Err(bad_argument(op, "x", "a last dimension of at least one element", format!("{:?}", x.dims()))),
+    };
+    for weight in weights {
+        if weight.dims() != [d] {
+            let expected = format!("the shape [{d}], that of a row of x {:?}", x.dims());
+            return Err(bad_argument(op, &weight.label(), &expected, format!("{:?}", weight.dims())));
+        }
+        same_device(op, x, &weight.label(), weight.graph_input())?;
+    }
+    if !(eps >= 0.0 && eps.is_finite()) {
+        return Err(bad_argument(op, "eps", "a finite number of at least 0", eps));
+    }
+    with_rows(x)
+}
+
 /// Returns (y, rstd [rows]) for x and w.
-pub(crate) fn rms_forward<T: Elem + FloatElement>(
-    x: &Tensor,
-    w: &Tensor,
-    eps: f64,
-) -> Result<(OutputAlloc<T>, Tensor)> {
+pub fn rms_forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Result<(OutputAlloc<T>, Tensor)> {
     let _span = span("rms_norm");
     let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let (x, w) = (Read::<T>::new(x)?, Read::<T>::new(w)?);
@@ -46,7 +60,7 @@ pub(crate) fn rms_forward<T: Elem + FloatElement>(
 }
 
 /// Returns (∂L/∂x in the shape of x, ∂L/∂w [d] in f32), given the rstd of [`rms_forward`].
-pub(crate) fn rms_backward<T: Elem + FloatElement>(
+pub fn rms_backward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
     rstd: &Tensor,
@@ -75,26 +89,23 @@ pub(crate) fn rms_backward<T: Elem + FloatElement>(
 ///
 /// # Errors
 /// As [`rms_norm`].
-pub fn layer_norm(x: &Tensor, weight: &Param, bias: &Param, eps: f64) -> Result<Tensor> {
-    let (w, b) = (weight.compute(x.dtype())?, bias.compute(x.dtype())?);
-    let uses = [weight.begin_use(), bias.begin_use()];
+pub fn layer_norm(x: &Tensor, weight: &impl Weight, bias: &impl Weight, eps: f64) -> Result<Tensor> {
+    let x = &check("layer_norm", x, &[weight, bias], eps)?;
+    let (w, b) = (weight.value(x.dtype())?, bias.value(x.dtype())?);
+    let (weight_use, bias_use) = (WeightUse::begin(weight), WeightUse::begin(bias));
     for_float_type!(x.dtype(), "layer_norm", T => {
         let (y, stats) = layer_forward::<T>(x, &w, &b, eps)?;
-        record2("layer_norm", [x, weight.anchor()], y, x.shape(), move |[x, _], _, grad| {
-            let (grad_x, gradients) = layer_backward::<T>(x, &w, &stats, grad)?;
-            for (param_use, gradient) in uses.iter().zip(&gradients) {
-                if let Some(param_use) = param_use {
-                    param_use.param().add_grad(gradient)?;
-                    param_use.finish()?;
-                }
-            }
-            Ok([Some(grad_x), None])
+        let inputs = [x, weight.graph_input(), bias.graph_input()];
+        record3("layer_norm", inputs, y, x.shape(), move |[x, weight, bias], _, grad| {
+            let (grad_x, [grad_w, grad_b]) = layer_backward::<T>(x, &w, &stats, grad)?;
+            let grad_w = weight_use.deliver(weight, || Ok(grad_w))?;
+            Ok([Some(grad_x), grad_w, bias_use.deliver(bias, || Ok(grad_b))?])
         })
     })
 }
 
 /// Returns (y, [mean, rstd], both [rows]) for x, w and b.
-pub(crate) fn layer_forward<T: Elem + FloatElement>(
+pub fn layer_forward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
     b: &Tensor,
@@ -122,7 +133,7 @@ pub(crate) fn layer_forward<T: Elem + FloatElement>(
 }
 
 /// Returns (∂L/∂x in the shape of x, [∂L/∂w, ∂L/∂b], both [d] in f32), given the mean and rstd of [`layer_forward`].
-pub(crate) fn layer_backward<T: Elem + FloatElement>(
+pub fn layer_backward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
     [mean, rstd]: &[Tensor; 2],

@@ -40,7 +40,7 @@ impl GraphRunner {
     ///
     /// The work must depend only on the elements of the inputs, on memory with constant addresses, on `key`, and on the
     /// shapes and dtypes of the inputs. A change of `key`, shapes, dtypes or the number of reserved SMs
-    /// ([`super::reserve_sms`]) starts a new capture. The work must not wait for the device, and must free what it
+    /// ([`crate::matmul::reserve_sms`]) starts a new capture. The work must not wait for the device, and must free what it
     /// allocates: results go to memory of the caller. A graph launch does not run the closure; it repeats only what the
     /// closure queued on the device.
     ///
@@ -77,8 +77,8 @@ mod cuda {
     use candle_core::{DType, Error, Result, Tensor};
 
     use super::contiguous;
-    use crate::ops::memory::{kernel_device, kernel_error};
-    use crate::ops::reserved_sms;
+    use crate::memory::{kernel_device, kernel_error};
+    use crate::reserved_sms;
 
     /// Everything that a captured graph depends on.
     #[derive(Clone, PartialEq)]

@@ -1,55 +1,68 @@
-//! Embedding lookup, whose gradient accumulates directly into the flat gradient.
+//! Embedding lookup: rows of a table, and the gradient of the table.
 
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
 use tilewright::kernels::{FloatElement, embedding as kernel};
+use tilewright::trace::span;
 
-use super::convert;
-use super::graph::record1;
-use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error, write};
-use crate::params::Param;
-use crate::profile::span;
+use crate::check::{bad_argument, expect_dtype, same_device};
+use crate::convert::convert;
+use crate::for_float_type;
+use crate::graph::record1;
+use crate::memory::{Elem, OutputAlloc, Read, kernel_error, write};
+use crate::weight::{Weight, WeightUse};
 
 /// Returns y [.., d] in `dtype`: the rows of a table [vocabulary, d] that ids (u32, of any shape) select.
 ///
+/// The gradient of each row is summed in f32, in the order of the ids: equal inputs give equal bits.
+///
 /// # Errors
 /// An id outside of the vocabulary (checked on the CPU only: on a GPU the check would synchronize), ids of another
-/// dtype.
-pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
+/// dtype, a table that is no matrix or has another dtype.
+pub fn embedding(ids: &Tensor, table: &impl Weight, dtype: DType) -> Result<Tensor> {
     let _span = span("embedding");
-    let [_, d] = table.shape() else {
-        let message =
-            format!("expected a matrix as an embedding: `{}` has the shape {:?}", table.name(), table.shape());
-        return Err(candle_core::Error::Msg(message));
+    expect_dtype("embedding", "ids", ids, DType::U32)?;
+    same_device("embedding", ids, &table.label(), table.graph_input())?;
+    let &[vocabulary, d] = table.dims() else {
+        let expected = "a matrix [vocabulary, d]";
+        return Err(bad_argument("embedding", &table.label(), expected, format!("the shape {:?}", table.dims())));
     };
-    let shape: Vec<usize> = ids.dims().iter().chain([d]).copied().collect();
-    let flat_ids = ids.flatten_all()?.contiguous()?;
-    let param_use = table.begin_use();
-    for_float_type!(dtype, "an embedding", T => {
-        let rows = table.compute(dtype)?.index_select(&flat_ids, 0)?;
+    let shape: Vec<usize> = ids.dims().iter().chain([&d]).copied().collect();
+    let ids = ids.flatten_all()?.contiguous()?;
+    let table_use = WeightUse::begin(table);
+    for_float_type!(dtype, "embedding", T => {
+        let rows = table.value(dtype)?.contiguous()?.index_select(&ids, 0)?;
         let y = OutputAlloc::<T>::copy_of(&rows)?;
-        let ids = flat_ids.clone();
-        if !table.requires_grad() {
-            return Ok(y.into_tensor(shape));
-        }
-        record1("embedding", table.anchor(), y, shape, move |_, _, grad| {
-            if let Some(param_use) = &param_use {
-                add_gradient::<T>(&ids, grad, param_use.param())?;
-                param_use.finish()?;
-            }
-            Ok([None])
+        record1("embedding", table.graph_input(), y, shape, move |[input], _, grad| {
+            let gradient = table_use.deliver_with(
+                input,
+                |memory, accumulate| add_gradient::<T>(&ids, grad, memory, accumulate),
+                || {
+                    let gradient = Tensor::zeros((vocabulary, d), DType::F32, input.device())?;
+                    add_in_f32::<T>(&ids, grad, &gradient)?;
+                    Ok(gradient)
+                },
+            )?;
+            Ok([gradient])
         })
     })
 }
 
-/// Accumulates grad[t, :] into the gradient of row ids[t] of the table.
-pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, table: &Param) -> Result<()> {
-    let (grad_table, accumulate) = table.grad_to_write()?;
+/// Adds grad[t, :] to row ids[t] of the gradient of a table, f32 or bf16, or with `accumulate` unset to zeros.
+///
+/// # Errors
+/// Shapes and dtypes that do not match.
+pub fn add_gradient<T: Elem + FloatElement>(
+    ids: &Tensor,
+    grad: &Tensor,
+    grad_table: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
     if grad_table.dtype() == DType::F32 {
         if !accumulate {
             grad_table.zero_set()?;
         }
-        return add_in_f32::<T>(ids, grad, &grad_table);
+        return add_in_f32::<T>(ids, grad, grad_table);
     }
     // Accumulate rows in f32, and round the whole table once.
     let sums = match accumulate {
@@ -58,7 +71,7 @@ pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, 
     };
     add_in_f32::<T>(ids, grad, &sums)?;
     let sums = Read::<f32>::new(&sums)?;
-    write::<bf16, ()>(&grad_table, |device, table| convert(device, sums.view()?, table).map_err(kernel_error))
+    write::<bf16, ()>(grad_table, |device, table| convert(device, sums.view()?, table).map_err(kernel_error))
 }
 
 fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &Tensor) -> Result<()> {

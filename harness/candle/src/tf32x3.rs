@@ -9,8 +9,8 @@ use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::prelude::Precision;
 use tilewright::{View, ViewMut};
 
-use super::cublas::Addend;
-use super::memory::{Elem, kernel_device, kernel_error};
+use crate::cublas::Addend;
+use crate::memory::{Elem, kernel_device, kernel_error};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
@@ -24,7 +24,7 @@ pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// As [`super::cublas::multiply`], for T and C = f32.
+/// As [`crate::cublas::multiply`], for T and C = f32.
 ///
 /// # Errors
 /// Those of the launch.

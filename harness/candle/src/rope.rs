@@ -2,37 +2,53 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use tilewright::Device as KernelDevice;
-use tilewright::kernels::rope::{Direction, frequencies, rotate_from};
+use tilewright::kernels::rope::{Direction, Pairs, Rotation, frequencies, rotate_from};
 use tilewright::kernels::{self, FloatElement};
+use tilewright::trace::span;
 
-use super::graph::record1;
-use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
-use crate::profile::span;
+use crate::check::{bad_argument, same_device};
+use crate::graph::record1;
+use crate::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
 
-/// Rotates pairs of adjacent elements in each head by angles proportional to the position.
+/// Rotates pairs of elements in each head by angles proportional to the position: p · θᵢ for pair i at position p.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    /// θᵢ = base^(−2i/d): f64 [d/2].
+    /// θᵢ: f64 [d/2].
     frequencies: Tensor,
     d: usize,
+    pairs: Pairs,
     /// cos and sin of every angle, f32 [max_length, d/2], for the unfused form.
     tables: Option<(Tensor, Tensor)>,
     max_length: usize,
 }
 
 impl Rope {
-    /// Creates the embedding for heads of `d` elements and positions below `max_length`, with frequencies base^(−2i/d).
+    /// Creates the embedding for heads of `d` elements and positions below `max_length`, with frequencies base^(−2i/d),
+    /// for pairs of adjacent elements.
     ///
     /// # Errors
     /// An odd `d`.
     pub fn new(d: usize, base: f64, max_length: usize, device: &Device) -> Result<Rope> {
         if !d.is_multiple_of(2) {
-            return Err(candle_core::Error::Msg(format!(
-                "rope rotates pairs of elements: expected an even head dimension, found {d}"
-            )));
+            let message = format!("rope rotates pairs of elements: expected an even head dimension, found {d}");
+            return Err(candle_core::Error::Msg(message));
         }
-        let frequencies = Tensor::from_vec(frequencies(d, base), d / 2, device)?;
-        Ok(Rope { frequencies, d, tables: None, max_length })
+        Rope::from_frequencies(&frequencies(d, base), max_length, device)
+    }
+
+    /// As [`Rope::new`], with given frequencies θᵢ, as scaled variants have, for heads of twice as many elements.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn from_frequencies(frequencies: &[f64], max_length: usize, device: &Device) -> Result<Rope> {
+        let d = 2 * frequencies.len();
+        let frequencies = Tensor::from_slice(frequencies, d / 2, device)?;
+        Ok(Rope { frequencies, d, pairs: Pairs::Adjacent, tables: None, max_length })
+    }
+
+    /// Pairs elements i and i + d/2, as GPT-NeoX, Llama and `candle_nn::rotary_emb::rope` do, instead of 2i and 2i + 1.
+    pub fn with_halves(self) -> Rope {
+        Rope { pairs: Pairs::Halves, ..self }
     }
 
     /// Computes tables of cosines and sines, for [`Rope::apply_unfused`].
@@ -57,18 +73,20 @@ impl Rope {
         if d != self.d {
             return Err(candle_core::Error::Msg(format!("rope expects heads of {} elements, found {d}", self.d)));
         }
+        same_device("rope", x, "the frequencies", &self.frequencies)?;
         self.check_positions(start, length)?;
         Ok(dims)
     }
 
     /// Rotates x [batch, length, heads, d], where the first of the `length` positions is `start`. x may be a view of a
-    /// larger tensor, as long as batches are contiguous.
+    /// larger tensor; one whose batches are not contiguous is copied first.
     ///
     /// # Errors
     /// Positions of `max_length` or more, or heads of another size.
     pub fn apply(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         let _span = span("rope");
         self.check(x, start)?;
+        let x = &if batches_are_contiguous(x) { x.clone() } else { x.contiguous()? };
         let rope = self.clone();
         for_float_type!(x.dtype(), "rope", T => {
             let y = self.rotate::<T>(x, start, Direction::Forward)?;
@@ -79,23 +97,24 @@ impl Rope {
     }
 
     /// The rotation outside of the autograd graph, with a dense result.
-    pub(crate) fn rotate<T: Elem + FloatElement>(
+    pub fn rotate<T: Elem + FloatElement>(
         &self,
         x: &Tensor,
         start: usize,
         direction: Direction,
     ) -> Result<OutputAlloc<T>> {
         let [batch, length, heads, d] = self.check(x, start)?;
+        let rotation = Rotation { direction, pairs: self.pairs };
         let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
         let (x, theta) = (Read::<T>::new(x)?, Read::<f64>::new(&self.frequencies)?);
         let target = y.dense([batch * length, heads, d])?;
-        rotate_from(x.device(), flatten_batch(&x)?, start, length, theta.strided()?, target, direction)
+        rotate_from(x.device(), flatten_batch(&x)?, start, length, theta.strided()?, target, rotation)
             .map_err(kernel_error)?;
         Ok(y)
     }
 
     /// Rotates sequences of `length` tokens that start at position 0: x and y are [tokens, heads, d].
-    pub(crate) fn rotate_into<T: Elem + FloatElement>(
+    pub fn rotate_into<T: Elem + FloatElement>(
         &self,
         device: &KernelDevice,
         x: kernels::Tensor<'_, T, 3>,
@@ -104,15 +123,16 @@ impl Rope {
         direction: Direction,
     ) -> Result<()> {
         self.check_positions(0, length)?;
+        let rotation = Rotation { direction, pairs: self.pairs };
         let theta = Read::<f64>::new(&self.frequencies)?;
-        rotate_from(device, x, 0, length, theta.strided()?, y, direction).map_err(kernel_error)
+        rotate_from(device, x, 0, length, theta.strided()?, y, rotation).map_err(kernel_error)
     }
 
     fn check_positions(&self, start: usize, length: usize) -> Result<()> {
-        if start + length <= self.max_length {
+        let end = start.saturating_add(length);
+        if end <= self.max_length {
             return Ok(());
         }
-        let end = start + length;
         let message = format!("positions {start}..{end} exceed the context length of {}", self.max_length);
         Err(candle_core::Error::Msg(message))
     }
@@ -129,13 +149,36 @@ impl Rope {
         };
         let table = |t: &Tensor| t.narrow(0, start, length)?.reshape((1, length, 1, d / 2))?.to_dtype(x.dtype());
         let (cos, sin) = (table(cos)?, table(sin)?);
-        let pairs = x.reshape((batch, length, heads, d / 2, 2))?;
-        let (even, odd) = (pairs.narrow(4, 0, 1)?.squeeze(4)?, pairs.narrow(4, 1, 1)?.squeeze(4)?);
-        let rotated = [
-            (even.broadcast_mul(&cos)? - odd.broadcast_mul(&sin)?)?,
-            (even.broadcast_mul(&sin)? + odd.broadcast_mul(&cos)?)?,
-        ];
-        Tensor::stack(&rotated, 4)?.reshape((batch, length, heads, d))
+        let (shape, axis) = match self.pairs {
+            Pairs::Adjacent => ([d / 2, 2], 4),
+            Pairs::Halves => ([2, d / 2], 3),
+        };
+        let pairs = x.reshape((batch, length, heads, shape[0], shape[1]))?;
+        let [a, b] = [pairs.narrow(axis, 0, 1)?.squeeze(axis)?, pairs.narrow(axis, 1, 1)?.squeeze(axis)?];
+        let rotated =
+            [(a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?, (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?];
+        Tensor::stack(&rotated, axis)?.reshape((batch, length, heads, d))
+    }
+}
+
+/// Rotates x [batch, heads, length, d], where the first of the `length` positions is `start`. The result is stored as
+/// [batch, length, heads, d]: its transpose to that shape is contiguous.
+///
+/// # Errors
+/// As [`Rope::apply`].
+pub fn rope(x: &Tensor, rope: &Rope, start: usize) -> Result<Tensor> {
+    if x.rank() != 4 {
+        let found = format!("the shape {:?}", x.dims());
+        return Err(bad_argument("rope", "x", "a tensor [batch, heads, length, d]", found));
+    }
+    rope.apply(&x.transpose(1, 2)?, start)?.transpose(1, 2)
+}
+
+/// Whether one stride leads from each token [d] of x [batch, length, heads, d] to the next, also across batches.
+fn batches_are_contiguous(x: &Tensor) -> bool {
+    match (x.dims(), x.stride()) {
+        (&[batch, length, ..], &[by_batch, by_token, ..]) => batch <= 1 || by_batch == by_token * length,
+        _ => false,
     }
 }
 

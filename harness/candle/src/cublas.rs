@@ -2,7 +2,7 @@
 //!
 //! Uses cublasLt instead of cuBLAS for two reasons: c and d may differ, so a residual stream is read and written once;
 //! and the caller passes the workspace, so a CUDA graph capture allocates nothing. The chosen algorithm depends only on
-//! the problem and on the number of reserved SMs ([`reserve_sms`](super::reserve_sms)): equal inputs give equal bits in
+//! the problem and on the number of reserved SMs ([`reserve_sms`](crate::matmul::reserve_sms)): equal inputs give equal bits in
 //! every run.
 
 use std::collections::HashMap;
@@ -15,9 +15,9 @@ use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use candle_core::{CudaDevice, DType, Result, WithDType};
 use tilewright::{View, ViewMut, kernels};
 
-use super::matmul::{GemmShape, reserved_sms};
-use super::memory::Elem;
-use super::tf32x3;
+use crate::matmul::{GemmShape, reserved_sms};
+use crate::memory::Elem;
+use crate::tf32x3;
 
 /// The matrix c of d = a·b + c.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ pub enum Addend<'a, C: Elem> {
 /// Computes d [m, n] = a·b + base, row-major, for a [m, k] and b [k, n] that are row-major or column-major.
 ///
 /// The precision of f32 matmuls follows `candle_core::cuda::gemm_reduced_precision_f32`: f32, or operands rounded to
-/// tf32; or 3xTF32 by a Tilewright kernel, if [`set_tf32x3`](super::set_tf32x3) selected it.
+/// tf32; or 3xTF32 by a Tilewright kernel, if [`set_tf32x3`](crate::set_tf32x3) selected it.
 ///
 /// # Errors
 /// A matrix that is neither row-major nor column-major, one with 2³¹ rows or columns, a base of another length, and

@@ -3,10 +3,12 @@
 use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::cross_entropy as kernel;
 use tilewright::kernels::{self, FloatElement};
+use tilewright::trace::span;
 
-use super::graph::record1;
-use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
-use crate::profile::span;
+use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
+use crate::for_float_type;
+use crate::graph::record1;
+use crate::memory::{Elem, OutputAlloc, Read, kernel_error};
 
 /// An ignore index that no target has.
 const NO_IGNORE_INDEX: i64 = -1;
@@ -18,7 +20,7 @@ const NO_IGNORE_INDEX: i64 = -1;
 /// # Errors
 /// Shapes that do not match, or targets of another dtype.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    let rows = logits.dim(0)?;
+    let rows = check("cross_entropy", logits, targets)?;
     let targets = targets.clone();
     for_float_type!(logits.dtype(), "cross_entropy", T => {
         let (losses, lse) = forward::<T>(logits, &targets)?;
@@ -34,7 +36,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`cross_entropy`].
 pub fn cross_entropy_rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    let rows = logits.dim(0)?;
+    let rows = check("cross_entropy", logits, targets)?;
     let targets = targets.clone();
     for_float_type!(logits.dtype(), "cross_entropy", T => {
         let (losses, lse) = forward::<T>(logits, &targets)?;
@@ -44,8 +46,23 @@ pub fn cross_entropy_rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     })
 }
 
+/// Returns the number of rows.
+pub(crate) fn check(op: &str, logits: &Tensor, targets: &Tensor) -> Result<usize> {
+    let &[rows, vocabulary] = logits.dims() else {
+        let found = format!("the shape {:?}: flatten the others with flatten_to", logits.dims());
+        return Err(bad_argument(op, "logits", "a matrix [rows, vocabulary]", found));
+    };
+    if vocabulary == 0 {
+        return Err(bad_argument(op, "logits", "a vocabulary of at least one element", format!("{:?}", logits.dims())));
+    }
+    same_device(op, logits, "targets", targets)?;
+    expect_dtype(op, "targets", targets, DType::U32)?;
+    expect_shape(op, "targets", targets, &[rows])?;
+    Ok(rows)
+}
+
 /// Returns (losses [rows], log-sum-exp [rows]).
-pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor) -> Result<(OutputAlloc<f32>, Tensor)> {
+pub fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor) -> Result<(OutputAlloc<f32>, Tensor)> {
     let _span = span("cross_entropy");
     let rows = logits.dim(0)?;
     let [mut losses, mut lse] =
@@ -64,7 +81,7 @@ pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor)
 }
 
 /// The gradient of the logits, given the gradient of the losses: one per row, or with `mean` one scalar for their mean.
-pub(crate) fn backward<T: Elem + FloatElement>(
+pub fn backward<T: Elem + FloatElement>(
     logits: &Tensor,
     targets: &Tensor,
     lse: &Tensor,

@@ -4,21 +4,29 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::attention::{self as kernel, Options, Saved};
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{self, FloatElement, TensorMut};
+use tilewright::trace::span;
 
-use crate::ops::graph::{record1, record3};
-use crate::ops::memory::{Elem, OutputAlloc, Read, StridedColumns, for_float_type, kernel_error};
-use crate::ops::rope::Rope;
-use crate::profile::span;
+use crate::check::{bad_argument, same_kind};
+use crate::graph::{record1, record3};
+use crate::memory::{Elem, OutputAlloc, Read, StridedColumns, for_float_type, kernel_error};
+use crate::rope::Rope;
 
 /// Returns O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v
 /// [batch, heads_kv, n_k, d] of any strides, where heads_kv divides heads. O is stored as [batch, n_q, heads, d]: its
 /// transpose to that shape is contiguous. With `causal`, row i attends to keys j ≤ i + (n_k − n_q). `scale` defaults to
-/// 1/√d.
+/// 1/√d. There is no window, no soft cap of scores and no packing of sequences of variable lengths.
 ///
 /// # Errors
 /// Shapes that do not match, a head dimension above 256.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: Option<f64>) -> Result<Tensor> {
     let _span = span("attention");
+    for (name, x) in [("q", q), ("k", k), ("v", v)] {
+        if x.rank() != 4 {
+            let found = format!("the shape {:?}", x.dims());
+            return Err(bad_argument("flash_attention", name, "a tensor [batch, heads, length, d]", found));
+        }
+        same_kind("flash_attention", q, name, x)?;
+    }
     let options = options(causal, scale);
     let (batch, heads, n_q, d) = q.dims4()?;
     for_float_type!(q.dtype(), "flash_attention", T => {
@@ -124,7 +132,7 @@ pub fn flash_attention_packed(qkv: &Tensor, layout: QkvLayout, rope: &Rope) -> R
 
 /// Tensors that a packed forward pass saves: rotated queries and keys [batch, n, heads + heads_kv, d], and the
 /// log-sum-exp of each row.
-pub(crate) struct PackedSaved {
+pub struct PackedSaved {
     rotated: Tensor,
     lse: Tensor,
 }
@@ -194,7 +202,7 @@ fn o_heads(layout: QkvLayout, batch: usize, n: usize) -> PackedHeads {
 }
 
 /// Returns O as an allocation [batch, n, heads · d], and what backward needs.
-pub(crate) fn packed_forward<T: Elem + FloatElement>(
+pub fn packed_forward<T: Elem + FloatElement>(
     qkv: &Tensor,
     layout: QkvLayout,
     rope: &Rope,
@@ -230,7 +238,7 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
 }
 
 /// Returns ∂L/∂qkv [batch, n, columns], given O and its gradient [batch, n, heads · d].
-pub(crate) fn packed_backward<T: Elem + FloatElement>(
+pub fn packed_backward<T: Elem + FloatElement>(
     qkv: &Tensor,
     o: &Tensor,
     grad: &Tensor,

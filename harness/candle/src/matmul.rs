@@ -6,9 +6,9 @@
 use std::cell::Cell;
 
 use candle_core::{DType, Result, Tensor};
+use tilewright::trace::span;
 
-use super::memory::{Elem, OutputAlloc, Read, for_float_type, write};
-use crate::profile::span;
+use crate::memory::{Elem, OutputAlloc, Read, for_float_type, write};
 
 thread_local! {
     static RESERVED_SMS: Cell<u32> = const { Cell::new(0) };
@@ -47,29 +47,41 @@ impl GemmShape {
     }
 }
 
+/// The matrix, or a copy if it is neither row-major nor column-major.
+fn major(x: &Tensor) -> Result<Tensor> {
+    let (rows, columns) = x.dims2()?;
+    let fits = match *x.stride() {
+        [row, 1] => row >= columns || rows <= 1,
+        [1, column] => column >= rows || columns <= 1,
+        _ => false,
+    };
+    if fits { Ok(x.clone()) } else { x.force_contiguous() }
+}
+
 /// Returns a·b for a [m, k] and b [k, n] of one float dtype, which is also that of the result [m, n].
 ///
 /// # Errors
-/// Shapes that do not match, and matrices that are neither row-major nor column-major.
-pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// Shapes that do not match.
+pub fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let GemmShape { m, n, .. } = GemmShape::of(a, b)?;
     for_float_type!(a.dtype(), "a matmul", T => Ok(matmul_alloc::<T>(a, b)?.into_tensor((m, n))))
 }
 
-/// As [`matmul`], but returns an allocation that can be recorded in the autograd graph.
+/// As [`multiply`], but returns an allocation that can be recorded in the autograd graph.
 ///
 /// # Errors
-/// As [`matmul`]; also operands of another dtype than T.
+/// As [`multiply`]; also operands of another dtype than T.
 pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
     let _span = span("matmul");
     let shape = GemmShape::of(a, b)?;
     let device = a.device();
     let mut c = OutputAlloc::<T>::new(device, shape.m * shape.n)?;
-    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+    let (a, b) = (major(a)?, major(b)?);
+    let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
     let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
     #[cfg(feature = "cuda")]
     if let candle_core::Device::Cuda(cuda) = device {
-        super::cublas::multiply(cuda, &a, &b, super::cublas::Addend::Zero, &mut c.view()?, shape)?;
+        crate::cublas::multiply(cuda, &a, &b, crate::cublas::Addend::Zero, &mut c.view()?, shape)?;
         return Ok(c);
     }
     let mut target = c.view()?;
@@ -80,7 +92,7 @@ pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
 /// Returns base + a·b in f32, for a contiguous f32 base of m·n elements, and a [m, k] and b [k, n] of one float dtype.
 ///
 /// # Errors
-/// As [`matmul`]; also a base with another number of elements.
+/// As [`multiply`]; also a base with another number of elements.
 pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let _span = span("matmul");
     let shape = GemmShape::of(a, b)?;
@@ -92,14 +104,15 @@ pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     let device = a.device();
     for_float_type!(a.dtype(), "a matmul", T => {
-        let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+        let (a, b) = (major(a)?, major(b)?);
+    let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
         let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
         #[cfg(feature = "cuda")]
         if let candle_core::Device::Cuda(cuda) = device {
             let source = Read::<f32>::new(base)?;
             let mut c = OutputAlloc::<f32>::new(device, m * n)?;
-            let other = super::cublas::Addend::Other(source.view()?);
-            super::cublas::multiply(cuda, &a, &b, other, &mut c.view()?, shape)?;
+            let other = crate::cublas::Addend::Other(source.view()?);
+            crate::cublas::multiply(cuda, &a, &b, other, &mut c.view()?, shape)?;
             return Ok(c.into_tensor(base.shape()));
         }
         let mut c = OutputAlloc::<f32>::copy_of(base)?;
@@ -112,7 +125,7 @@ pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// dtype.
 ///
 /// # Errors
-/// As [`matmul`].
+/// As [`multiply`].
 pub fn matmul_accumulate(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     matmul_into(c, a, b, true)
 }
@@ -120,7 +133,7 @@ pub fn matmul_accumulate(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
 /// Computes c = a·b, or with `accumulate` c += a·b: see [`matmul_accumulate`].
 ///
 /// # Errors
-/// As [`matmul`].
+/// As [`multiply`].
 pub fn matmul_into(c: &Tensor, a: &Tensor, b: &Tensor, accumulate: bool) -> Result<()> {
     let _span = span("matmul");
     let shape = GemmShape::of(a, b)?;
@@ -152,13 +165,14 @@ fn matmul_write<T: Elem, C: Elem>(
 ) -> Result<()> {
     #[cfg(feature = "cuda")]
     let device = a.device();
-    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+    let (a, b) = (major(a)?, major(b)?);
+    let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
     let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
     write::<C, ()>(c, |_, mut target| {
         #[cfg(feature = "cuda")]
         if let candle_core::Device::Cuda(cuda) = device {
-            let base = if accumulate { super::cublas::Addend::InPlace } else { super::cublas::Addend::Zero };
-            return super::cublas::multiply(cuda, &a, &b, base, &mut target, shape);
+            let base = if accumulate { crate::cublas::Addend::InPlace } else { crate::cublas::Addend::Zero };
+            return crate::cublas::multiply(cuda, &a, &b, base, &mut target, shape);
         }
         cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), shape, accumulate)
     })

@@ -1,0 +1,88 @@
+//! Linear layers y = x·Wᵀ, and matmuls.
+
+use candle_core::{Result, Tensor};
+use tilewright::trace::span;
+
+use crate::check::{bad_argument, same_device};
+use crate::for_float_type;
+use crate::graph::record2;
+use crate::matmul::{matmul_alloc, matmul_into, multiply};
+use crate::weight::{Weight, WeightUse};
+
+/// Returns y [.., n] = x·Wᵀ for x [.., k] of any float dtype and a weight W [n, k].
+///
+/// The gradient of the weight is (∂L/∂y)ᵀ·x, summed in f32 and rounded once.
+///
+/// # Errors
+/// A weight whose number of columns is not the last dimension of x, or of another dtype.
+pub fn linear(x: &Tensor, weight: &impl Weight) -> Result<Tensor> {
+    let _span = span("linear");
+    let (rows, shape) = rows_and_shape(x, weight)?;
+    let w = weight.value(x.dtype())?;
+    let weight_use = WeightUse::begin(weight);
+    for_float_type!(x.dtype(), "linear", T => {
+        let y = matmul_alloc::<T>(&rows, &w.t()?)?;
+        record2("linear", [x, weight.graph_input()], y, shape, move |[x, input], _, grad| {
+            let (x_rows, grad_rows) = (as_rows(x)?, as_rows(grad)?);
+            let grad_w = weight_use.deliver_with(
+                input,
+                |memory, accumulate| matmul_into(memory, &grad_rows.t()?, &x_rows, accumulate),
+                || multiply(&grad_rows.t()?, &x_rows),
+            )?;
+            let grad_x = match x.track_op() {
+                true => Some(multiply(&grad_rows, &w)?.reshape(x.shape())?),
+                false => None,
+            };
+            Ok([grad_x, grad_w])
+        })
+    })
+}
+
+/// Flattens all dimensions but the last.
+pub fn as_rows(x: &Tensor) -> Result<Tensor> {
+    let x = x.detach();
+    match x.rank() {
+        2 => Ok(x),
+        0 => Err(candle_core::Error::Msg("expected a tensor with at least one dimension, found a scalar".into())),
+        rank => {
+            let d = x.dims()[rank - 1];
+            x.reshape((x.elem_count() / d.max(1), d))
+        }
+    }
+}
+
+fn rows_and_shape(x: &Tensor, weight: &impl Weight) -> Result<(Tensor, Vec<usize>)> {
+    same_device("linear", x, &weight.label(), weight.graph_input())?;
+    let &[n, k] = weight.dims() else {
+        return Err(bad_argument(
+            "linear",
+            &weight.label(),
+            "a matrix [n, k]",
+            format!("the shape {:?}", weight.dims()),
+        ));
+    };
+    let mut shape = x.dims().to_vec();
+    match shape.last_mut() {
+        Some(last) if *last == k => *last = n,
+        _ => {
+            let expected = format!("rows of {k} elements for {} {:?}", weight.label(), weight.dims());
+            return Err(bad_argument("linear", "x", expected, format!("the shape {:?}", x.dims())));
+        }
+    }
+    Ok((as_rows(x)?, shape))
+}
+
+/// Returns a·b [.., n] for a [.., k] and b [k, n] of one float dtype.
+///
+/// # Errors
+/// Shapes that do not match, different dtypes.
+pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    match (a.dims().last(), b.dims()) {
+        (Some(k), [rows, _]) if k == rows && a.dtype() == b.dtype() => linear(a, &b.t()?),
+        _ => {
+            let say = |t: &Tensor| format!("{:?} of {}", t.dims(), t.dtype().as_str());
+            let expected = format!("a matrix [k, n] that {} can be multiplied by", say(a));
+            Err(bad_argument("matmul", "b", expected, say(b)))
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Bad input is an error that names the op, the argument, what was expected and what was found.
+
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
+use tilewright_candle::nn::{AttentionConfig, attention};
+use tilewright_candle::{self as ours, Rope};
+
+fn zeros(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
+}
+
+fn f32s(shape: &[usize]) -> Tensor {
+    zeros(shape, DType::F32)
+}
+
+/// Checks that an op fails, with all of these words in its message.
+#[track_caller]
+fn fails<X>(result: Result<X>, words: &[&str]) {
+    let message = match result {
+        Ok(_) => panic!("expected an error with {words:?}"),
+        Err(error) => error.to_string(),
+    };
+    let missing: Vec<_> = words.iter().filter(|word| !message.contains(**word)).collect();
+    assert!(missing.is_empty(), "no {missing:?} in: {message}");
+}
+
+#[test]
+fn wrong_dtypes() {
+    let (x, w) = (f32s(&[2, 4]), f32s(&[4]));
+    let double = zeros(&[2, 4], DType::F64);
+    fails(ours::rms_norm(&double, &zeros(&[4], DType::F64), 1e-5), &["rms_norm", "f64", "to_dtype"]);
+    fails(ours::rms_norm(&x, &zeros(&[4], DType::BF16), 1e-5), &["f32", "bf16", "cast"]);
+    fails(ours::layer_norm(&x, &w, &zeros(&[4], DType::F16), 1e-5), &["f32", "f16"]);
+    fails(ours::silu(&zeros(&[3], DType::U32)), &["silu", "u32"]);
+    fails(ours::swiglu(&double), &["swiglu", "f64"]);
+    fails(ours::swiglu_pair(&x, &zeros(&[2, 4], DType::BF16)), &["swiglu", "f32", "bf16"]);
+    fails(ours::softmax(&double), &["softmax", "f64"]);
+    fails(ours::linear(&x, &zeros(&[3, 4], DType::BF16)), &["f32", "bf16"]);
+    fails(ours::matmul(&x, &zeros(&[4, 3], DType::F16)), &["matmul", "f32", "f16"]);
+    fails(ours::cast(&x, DType::U8), &["cast", "u8"]);
+    fails(ours::embedding(&zeros(&[2], DType::I64), &x, DType::F32), &["embedding", "ids", "u32", "i64"]);
+    fails(ours::embedding(&zeros(&[2], DType::U32), &x, DType::BF16), &["bf16", "f32"]);
+    fails(ours::cross_entropy(&x, &zeros(&[2], DType::I64)), &["cross_entropy", "targets", "u32", "i64"]);
+    let q = f32s(&[1, 2, 3, 4]);
+    fails(ours::flash_attention(&q, &zeros(&[1, 2, 3, 4], DType::BF16), &q, true, None), &["as k", "f32", "bf16"]);
+    fails(ours::flash_attention(&zeros(&[1, 2, 3, 4], DType::F64), &q, &q, true, None), &["as k", "f64", "f32"]);
+    fails(
+        ours::rope(&zeros(&[1, 2, 3, 4], DType::F64), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0),
+        &["rope", "f64"],
+    );
+}
+
+#[test]
+fn wrong_shapes() {
+    let x = f32s(&[2, 4]);
+    fails(ours::rms_norm(&x, &f32s(&[5]), 1e-5), &["rms_norm", "the weight", "[4]", "[5]"]);
+    fails(ours::rms_norm(&x, &f32s(&[1, 4]), 1e-5), &["rms_norm", "[4]", "[1, 4]"]);
+    fails(ours::layer_norm(&x, &f32s(&[4]), &f32s(&[3]), 1e-5), &["layer_norm", "[4]", "[3]"]);
+    fails(ours::rms_norm(&f32s(&[]), &f32s(&[1]), 1e-5), &["rms_norm", "last dimension"]);
+    fails(ours::swiglu(&f32s(&[2, 3])), &["even", "[2, 3]"]);
+    fails(ours::swiglu_pair(&f32s(&[2, 6]), &f32s(&[3, 4])), &["swiglu", "[2, 6]", "[3, 4]"]);
+    fails(ours::softmax(&f32s(&[])), &["softmax", "scalar"]);
+    fails(ours::linear(&x, &f32s(&[3, 5])), &["linear", "rows of 5 elements", "[2, 4]"]);
+    fails(ours::linear(&x, &f32s(&[4])), &["linear", "[n, k]", "[4]"]);
+    fails(ours::matmul(&x, &f32s(&[3, 4])), &["matmul", "[2, 4]", "[3, 4]"]);
+    fails(ours::embedding(&zeros(&[2], DType::U32), &f32s(&[4]), DType::F32), &["embedding", "[vocabulary, d]", "[4]"]);
+    fails(ours::cross_entropy(&f32s(&[2, 3, 4]), &zeros(&[6], DType::U32)), &["cross_entropy", "[2, 3, 4]", "flatten"]);
+    fails(ours::cross_entropy(&x, &zeros(&[3], DType::U32)), &["targets", "[2]", "[3]"]);
+    fails(ours::linear_cross_entropy(&x, &f32s(&[7, 5]), &zeros(&[2], DType::U32)), &["[vocabulary, 4]", "[7, 5]"]);
+    fails(ours::linear_cross_entropy(&x, &f32s(&[7, 4]), &zeros(&[3], DType::U32)), &["targets", "[2]", "[3]"]);
+}
+
+#[test]
+fn wrong_attention_and_rope() {
+    let q = f32s(&[1, 4, 3, 8]);
+    let attention_of = |k: &[usize], v: &[usize]| ours::flash_attention(&q, &f32s(k), &f32s(v), true, None);
+    fails(ours::flash_attention(&f32s(&[3, 8]), &q, &q, true, None), &["flash_attention", "as q", "[3, 8]"]);
+    fails(attention_of(&[1, 3, 3, 8], &[1, 3, 3, 8]), &["divides", "3 heads"]);
+    fails(attention_of(&[2, 4, 3, 8], &[2, 4, 3, 8]), &["[1, 4, 3, 8]", "[2, 4, 3, 8]"]);
+    fails(attention_of(&[1, 4, 3, 8], &[1, 4, 5, 8]), &["[1, 4, 3, 8]", "[1, 4, 5, 8]"]);
+    fails(attention_of(&[1, 4, 3, 16], &[1, 4, 3, 16]), &["[1, 4, 3, 8]", "[1, 4, 3, 16]"]);
+    let wide = f32s(&[1, 1, 2, 300]);
+    fails(ours::flash_attention(&wide, &wide, &wide, false, None), &["256", "300"]);
+    let q = f32s(&[1, 1, 2, 8]);
+    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        fails(ours::flash_attention(&q, &q, &q, false, Some(scale)), &["scale", "positive"]);
+    }
+    let rope = Rope::new(8, 1e4, 16, &Device::Cpu).unwrap();
+    fails(ours::rope(&f32s(&[1, 2, 17, 8]), &rope, 0), &["0..17", "16"]);
+    fails(ours::rope(&f32s(&[1, 2, 1, 8]), &rope, usize::MAX), &["16"]);
+    fails(ours::rope(&f32s(&[1, 2, 4, 6]), &rope, 0), &["8 elements", "6"]);
+    fails(ours::rope(&f32s(&[2, 4, 8]), &rope, 0), &["rope", "[batch, heads, length, d]", "[2, 4, 8]"]);
+    fails(Rope::new(5, 1e4, 16, &Device::Cpu), &["even", "5"]);
+    let variables = VarMap::new();
+    let config = AttentionConfig { d_model: 8, heads: 4, heads_kv: 3, head_dim: 2, causal: true };
+    let vb = || VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    fails(attention(config, None, vb()), &["heads_kv", "divides", "found 3"]);
+    let module = attention(AttentionConfig { heads_kv: 2, ..config }, None, vb()).unwrap();
+    fails(module.forward(&f32s(&[2, 8])), &["attention", "[batch, length, 8]", "[2, 8]"]);
+    fails(module.forward(&f32s(&[1, 2, 9])), &["attention", "8 elements", "9"]);
+}
+
+#[test]
+fn wrong_numbers() {
+    let (x, w) = (f32s(&[2, 4]), f32s(&[4]));
+    for eps in [-1.0, f64::NAN] {
+        fails(ours::rms_norm(&x, &w, eps), &["rms_norm", "eps"]);
+        fails(ours::layer_norm(&x, &w, &w, eps), &["layer_norm", "eps"]);
+    }
+    let ids = Tensor::new(&[1_u32, 9], &Device::Cpu).unwrap();
+    fails(ours::embedding(&ids, &x, DType::F32), &["9"]);
+}
+
+/// Empty tensors have results and gradients without elements, or a message; nothing panics.
+#[test]
+fn zero_sizes() {
+    let empty = |shape: &[usize]| Var::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    let (x, w) = (empty(&[0, 4]), empty(&[4]));
+    let check = |name: &str, y: Result<Tensor>, shape: &[usize]| {
+        let y = y.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(y.dims(), shape, "{name}");
+        y.sum_all().unwrap().backward().unwrap_or_else(|error| panic!("{name}: {error}"));
+    };
+    check("rms_norm", ours::rms_norm(&x, &w, 1e-5), &[0, 4]);
+    check("layer_norm", ours::layer_norm(&x, &w, &w, 1e-5), &[0, 4]);
+    check("silu", ours::silu(&x), &[0, 4]);
+    check("swiglu", ours::swiglu(&x), &[0, 2]);
+    check("softmax", ours::softmax(&x), &[0, 4]);
+    check("cast", ours::cast(&x, DType::BF16), &[0, 4]);
+    check("linear", ours::linear(&x, &empty(&[3, 4])), &[0, 3]);
+    check("matmul", ours::matmul(&x, &empty(&[4, 3])), &[0, 3]);
+    check("matmul of no columns", ours::matmul(&empty(&[2, 0]), &empty(&[0, 3])), &[2, 3]);
+    check("rope", ours::rope(&empty(&[1, 2, 0, 4]), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0), &[1, 2, 0, 4]);
+    let q = empty(&[1, 2, 0, 8]);
+    check("attention", ours::flash_attention(&q, &q, &q, true, None), &[1, 2, 0, 8]);
+    let (q, k) = (empty(&[1, 2, 3, 8]), empty(&[1, 2, 0, 8]));
+    check("attention without keys", ours::flash_attention(&q, &k, &k, false, None), &[1, 2, 3, 8]);
+    let no_ids = zeros(&[0], DType::U32);
+    check("embedding", ours::embedding(&no_ids, &empty(&[5, 4]), DType::F32), &[0, 4]);
+    check("cross_entropy_rows", ours::cross_entropy_rows(&x, &no_ids), &[0]);
+    fails(
+        ours::linear_cross_entropy(x.as_tensor(), &empty(&[7, 4]), &no_ids),
+        &["linear_cross_entropy", "at least one row"],
+    );
+    fails(ours::cross_entropy(&f32s(&[2, 0]), &zeros(&[2], DType::U32)), &["cross_entropy", "vocabulary"]);
+    fails(ours::rms_norm(&f32s(&[2, 0]), &f32s(&[0]), 1e-5), &["rms_norm", "last dimension"]);
+}

@@ -1,0 +1,166 @@
+//! Every op on a GPU against the CPU: results and gradients, and errors for tensors on two devices. Without a GPU, or
+//! without the feature `cuda`, the tests report that they were skipped.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{Optimizer, ParamsAdamW};
+use tilewright_candle::{self as ours, FusedAdamW, Rope};
+
+/// The GPU, if there is one.
+fn gpu() -> Option<Device> {
+    match Device::new_cuda(0) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn numbers(shape: &[usize], dtype: DType, seed: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let values = (0..count).map(|i| (((i + 1) * 7919 + seed * 104_729) % 1009) as f32 / 504.5 - 1.0);
+    Tensor::from_iter(values, &Device::Cpu).unwrap().reshape(shape).unwrap().to_dtype(dtype).unwrap()
+}
+
+fn error(found: &Tensor, expected: &Tensor) -> f64 {
+    assert_eq!((found.dims(), found.dtype()), (expected.dims(), expected.dtype()));
+    let flat = |x: &Tensor| {
+        let x = x.detach().to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
+        x.flatten_all().unwrap().to_vec1::<f64>().unwrap()
+    };
+    let (found, expected) = (flat(found), flat(expected));
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied()).max(1e-30)
+}
+
+/// The result of an op and the gradients of Σ y · r for variables with these values, transposed in memory.
+fn run(device: &Device, inputs: &[Tensor], op: &dyn Fn(&[Tensor]) -> Result<Tensor>) -> Vec<Tensor> {
+    let stored = |x: &Tensor| if x.rank() >= 2 { x.t().unwrap().contiguous().unwrap() } else { x.clone() };
+    let vars: Vec<Var> =
+        inputs.iter().map(|x| Var::from_tensor(&stored(x).to_device(device).unwrap()).unwrap()).collect();
+    let view = |v: &Var| if v.rank() >= 2 { v.t().unwrap() } else { v.as_tensor().clone() };
+    let y = op(&vars.iter().map(view).collect::<Vec<_>>()).unwrap();
+    let r = numbers(y.dims(), y.dtype(), 9).to_device(device).unwrap();
+    let grads = (&y * r).unwrap().sum_all().unwrap().backward().unwrap();
+    let gradients = vars.iter().map(|v| grads.get(v).unwrap().clone());
+    std::iter::once(y.detach()).chain(gradients).collect()
+}
+
+type Op<'a> = Box<dyn Fn(&[Tensor]) -> Result<Tensor> + 'a>;
+
+/// Name, shapes of the inputs, op.
+fn ops() -> Vec<(&'static str, Vec<Vec<usize>>, Op<'static>)> {
+    let on = |x: &Tensor, ids: &[u32]| Tensor::from_slice(ids, ids.len(), x.device());
+    let rope = |x: &Tensor, halves: bool| {
+        let rope = Rope::new(64, 1e4, 300, x.device())?;
+        ours::rope(x, &if halves { rope.with_halves() } else { rope }, 3)
+    };
+    vec![
+        ("rms_norm", vec![vec![3, 70, 512], vec![512]], Box::new(|x| ours::rms_norm(&x[0], &x[1], 1e-5))),
+        (
+            "layer_norm",
+            vec![vec![201, 300], vec![300], vec![300]],
+            Box::new(|x| ours::layer_norm(&x[0], &x[1], &x[2], 1e-5)),
+        ),
+        ("linear", vec![vec![2, 65, 96], vec![130, 96]], Box::new(|x| ours::linear(&x[0], &x[1]))),
+        ("matmul", vec![vec![77, 96], vec![96, 33]], Box::new(|x| ours::matmul(&x[0], &x[1]))),
+        ("silu", vec![vec![5, 1000]], Box::new(|x| ours::silu(&x[0]))),
+        ("swiglu", vec![vec![5, 1000]], Box::new(|x| ours::swiglu(&x[0]))),
+        ("swiglu_pair", vec![vec![5, 333], vec![5, 333]], Box::new(|x| ours::swiglu_pair(&x[0], &x[1]))),
+        ("softmax", vec![vec![6, 1500]], Box::new(|x| ours::softmax(&x[0]))),
+        ("softmax of wide rows", vec![vec![3, 20_000]], Box::new(|x| ours::softmax(&x[0]))),
+        ("rope", vec![vec![2, 4, 37, 64]], Box::new(move |x| rope(&x[0], false))),
+        ("rope of halves", vec![vec![2, 4, 37, 64]], Box::new(move |x| rope(&x[0], true))),
+        ("embedding", vec![vec![50, 96]], {
+            Box::new(move |x| ours::embedding(&on(&x[0], &[3, 0, 49, 3, 3])?, &x[0], x[0].dtype()))
+        }),
+        ("cross_entropy", vec![vec![4, 999]], {
+            Box::new(move |x| ours::cross_entropy(&x[0], &on(&x[0], &[3, 0, 998, 3])?))
+        }),
+        ("linear_cross_entropy", vec![vec![300, 64], vec![128, 64]], {
+            let ids: Vec<u32> = (0..300).map(|i| i * 7 % 128).collect();
+            Box::new(move |x| ours::linear_cross_entropy(&x[0], &x[1], &on(&x[0], &ids)?))
+        }),
+        ("attention", vec![vec![2, 4, 150, 64], vec![2, 2, 150, 64], vec![2, 2, 150, 64]], {
+            Box::new(|x| ours::flash_attention(&x[0], &x[1], &x[2], true, None))
+        }),
+        ("attention of one query", vec![vec![1, 2, 1, 128], vec![1, 1, 700, 128], vec![1, 1, 700, 128]], {
+            Box::new(|x| ours::flash_attention(&x[0], &x[1], &x[2], true, Some(0.2)))
+        }),
+    ]
+}
+
+#[test]
+fn ops_match_those_on_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let mut failures = Vec::new();
+    for (name, shapes, op) in ops() {
+        for (dtype, allowed) in [(DType::F32, 2e-5), (DType::BF16, 1.5e-2), (DType::F16, 3e-3)] {
+            let inputs: Vec<Tensor> = shapes.iter().enumerate().map(|(i, s)| numbers(s, dtype, i + 1)).collect();
+            let (found, expected) = (run(&gpu, &inputs, &*op), run(&Device::Cpu, &inputs, &*op));
+            let errors: Vec<f64> =
+                found.iter().zip(&expected).map(|(found, expected)| error(found, expected)).collect();
+            let say: Vec<String> = errors.iter().map(|error| format!("{error:.1e}")).collect();
+            println!("{name} {dtype:?}: y and gradients {}", say.join(" "));
+            if errors.iter().any(|error| !(*error < allowed)) {
+                failures.push(format!("{name} {dtype:?}: {}", say.join(" ")));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn steps_of_adamw_match_those_on_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    for (dtype, allowed) in [(DType::F32, 1e-5), (DType::BF16, 1e-2)] {
+        let step = |device: &Device| {
+            let var = Var::from_tensor(&numbers(&[70, 33], dtype, 1).to_device(device).unwrap()).unwrap();
+            let mut optimizer = FusedAdamW::new(vec![var.clone()], ParamsAdamW::default()).unwrap();
+            for _ in 0..5 {
+                optimizer.backward_step(&var.sqr().unwrap().sum_all().unwrap()).unwrap();
+            }
+            var.as_detached_tensor()
+        };
+        assert!(error(&step(&gpu), &step(&Device::Cpu)) < allowed, "{dtype:?}");
+    }
+}
+
+#[test]
+fn tensors_on_two_devices() {
+    let Some(gpu) = gpu() else { return };
+    let here = numbers(&[2, 4], DType::F32, 1);
+    let there = here.to_device(&gpu).unwrap();
+    let weight = |x: &Tensor| x.narrow(0, 0, 1).unwrap().squeeze(0).unwrap();
+    let ids = Tensor::zeros(2, DType::U32, &Device::Cpu).unwrap();
+    let heads = |x: &Tensor| x.reshape((1, 1, 2, 4)).unwrap();
+    let results = [
+        ours::rms_norm(&there, &weight(&here), 1e-5),
+        ours::layer_norm(&here, &weight(&here), &weight(&there), 1e-5),
+        ours::linear(&there, &here),
+        ours::swiglu_pair(&there, &here),
+        ours::embedding(&ids, &there, DType::F32),
+        ours::cross_entropy(&there, &ids),
+        ours::linear_cross_entropy(&there, &here, &ids),
+        ours::flash_attention(&heads(&there), &heads(&here), &heads(&there), true, None),
+        ours::rope(&heads(&there), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0),
+    ];
+    for (i, result) in results.into_iter().enumerate() {
+        let message = result.err().unwrap_or_else(|| panic!("case {i} did not fail")).to_string();
+        assert!(message.contains("Cpu") && message.contains("Cuda"), "{message}");
+    }
+}
+
+/// Empty tensors on a GPU have results and gradients.
+#[test]
+fn empty_tensors() {
+    let Some(gpu) = gpu() else { return };
+    let empty = |shape: &[usize]| Var::zeros(shape, DType::F32, &gpu);
+    let (Ok(x), Ok(weight)) = (empty(&[0, 4]), empty(&[4])) else {
+        println!("skipped: candle has no empty tensors on this device");
+        return;
+    };
+    assert_eq!(ours::rms_norm(&x, &weight, 1e-5).unwrap().dims(), [0, 4]);
+    assert_eq!(ours::silu(&x).unwrap().dims(), [0, 4]);
+    assert_eq!(ours::softmax(&x).unwrap().dims(), [0, 4]);
+}

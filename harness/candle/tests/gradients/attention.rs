@@ -1,0 +1,99 @@
+use candle_core::{D, DType, Device, Module, Result, Tensor};
+use candle_nn::kv_cache::KvCache;
+use candle_nn::{VarBuilder, VarMap};
+use tilewright_candle as ours;
+use tilewright_candle::Rope;
+use tilewright_candle::nn::{AttentionConfig, RotaryEmbedding, attention};
+
+use crate::check::{TYPES, assert_close, check, random, tolerance};
+
+/// softmax(scale · Q Kᵀ) V by its definition, for keys and values of fewer heads.
+fn formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Result<Tensor> {
+    let (batch, heads, n_q, d) = q.dims4()?;
+    let (_, heads_kv, n_k, _) = k.dims4()?;
+    let group = heads / heads_kv;
+    let repeat = |x: &Tensor| {
+        let x = x.unsqueeze(2)?.expand((batch, heads_kv, group, n_k, d))?;
+        x.contiguous()?.reshape((batch, heads, n_k, d))
+    };
+    let scores = (q.contiguous()?.matmul(&repeat(k)?.t()?)? * scale)?;
+    let scores = match causal {
+        false => scores,
+        true => {
+            let mask: Vec<f64> =
+                (0..n_q * n_k).map(|at| if at % n_k + n_q <= at / n_k + n_k { 0.0 } else { -1e9 }).collect();
+            scores.broadcast_add(&Tensor::from_vec(mask, (n_q, n_k), &Device::Cpu)?)?
+        }
+    };
+    candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&repeat(v)?)
+}
+
+#[test]
+fn attention_of_any_shape() {
+    // (batch, heads, heads_kv, n_q, n_k, d): grouped queries, odd lengths, one query, a head dimension of no power of two.
+    let shapes =
+        [(2, 4, 4, 17, 17, 16), (1, 6, 2, 9, 33, 8), (1, 2, 1, 1, 40, 32), (1, 1, 1, 65, 70, 20), (2, 3, 3, 5, 5, 1)];
+    for dtype in TYPES {
+        for (batch, heads, heads_kv, n_q, n_k, d) in shapes {
+            for (causal, scale) in [(false, None), (true, None), (true, Some(0.3))] {
+                let inputs = [
+                    random(&[batch, heads, n_q, d], dtype, 1),
+                    random(&[batch, heads_kv, n_k, d], dtype, 2),
+                    random(&[batch, heads_kv, n_k, d], dtype, 3),
+                ];
+                let factor = scale.unwrap_or(1.0 / (d as f64).sqrt());
+                check(
+                    &format!("attention {:?} causal {causal} scale {scale:?}", (batch, heads, heads_kv, n_q, n_k, d)),
+                    dtype,
+                    &inputs,
+                    |x| ours::flash_attention(&x[0], &x[1], &x[2], causal, scale),
+                    |x| formula(&x[0], &x[1], &x[2], causal, factor),
+                );
+            }
+        }
+        // One tensor as queries, keys and values.
+        let x = [random(&[1, 2, 11, 8], dtype, 1)];
+        let op = |x: &[Tensor]| ours::flash_attention(&x[0], &x[0], &x[0], true, None);
+        check("attention of one tensor", dtype, &x, op, |x| formula(&x[0], &x[0], &x[0], true, 8f64.powf(-0.5)));
+    }
+}
+
+/// The module: against its formula, and token by token with a cache against all tokens at once.
+#[test]
+fn attention_module() {
+    let cpu = &Device::Cpu;
+    let variables = VarMap::new();
+    let vb = VarBuilder::from_varmap(&variables, DType::F32, cpu);
+    let config = AttentionConfig { d_model: 24, heads: 4, heads_kv: 2, head_dim: 6, causal: true };
+    let rope = Rope::new(6, 10_000.0, 32, cpu).unwrap().with_halves();
+    let module = attention(config, Some(RotaryEmbedding::new(rope.clone())), vb).unwrap();
+    let names = ["k_proj.weight", "o_proj.weight", "q_proj.weight", "v_proj.weight"];
+    let mut found: Vec<String> = variables.data().lock().unwrap().keys().cloned().collect();
+    found.sort();
+    assert_eq!(found, names);
+
+    let x = random(&[2, 7, 24], DType::F32, 1);
+    let y = module.forward(&x.to_dtype(DType::F32).unwrap()).unwrap();
+    let weight = |name: &str| variables.data().lock().unwrap()[name].to_dtype(DType::F64).unwrap();
+    let project = |name: &str, heads: usize| {
+        let y = x.broadcast_matmul(&weight(name).t().unwrap()).unwrap();
+        y.reshape((2, 7, heads, 6)).unwrap().transpose(1, 2).unwrap().contiguous().unwrap()
+    };
+    let angles: Vec<f64> =
+        (0..7 * 3).map(|at| (at / 3) as f64 * 10_000f64.powf(-2.0 * (at % 3) as f64 / 6.0)).collect();
+    let angles = Tensor::from_vec(angles, (7, 3), cpu).unwrap();
+    let rotate =
+        |x: Tensor| candle_nn::rotary_emb::rope_slow(&x, &angles.cos().unwrap(), &angles.sin().unwrap()).unwrap();
+    let (q, k, v) =
+        (rotate(project("q_proj.weight", 4)), rotate(project("k_proj.weight", 2)), project("v_proj.weight", 2));
+    let o = formula(&q, &k, &v, true, 6f64.powf(-0.5)).unwrap();
+    let expected = o.transpose(1, 2).unwrap().reshape((2, 7, 24)).unwrap();
+    let expected = expected.broadcast_matmul(&weight("o_proj.weight").t().unwrap()).unwrap();
+    assert_close("attention module", &y, &expected, tolerance(DType::F32));
+
+    let mut cache = KvCache::new(2, 32);
+    let x = x.to_dtype(DType::F32).unwrap();
+    let steps: Vec<Tensor> =
+        (0..7).map(|at| module.forward_cached(&x.narrow(1, at, 1).unwrap(), Some(&mut cache)).unwrap()).collect();
+    assert_close("with a cache", &Tensor::cat(&steps, 1).unwrap(), &y, 1e-5);
+}

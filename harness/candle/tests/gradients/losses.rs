@@ -1,0 +1,72 @@
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use tilewright_candle as ours;
+
+use crate::check::{TYPES, assert_close, check, random};
+
+/// −log softmax(logits)[target] per row.
+fn rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let lse = logits.exp()?.sum_keepdim(D::Minus1)?.log()?;
+    lse.broadcast_sub(logits)?.gather(&targets.unsqueeze(1)?, 1)?.squeeze(1)
+}
+
+#[test]
+fn cross_entropy() {
+    for dtype in TYPES {
+        let targets = Tensor::new(&[0_u32, 36, 17, 17, 3], &Device::Cpu).unwrap();
+        let logits = [(random(&[5, 37], dtype, 1) * 4.0).unwrap()];
+        let mean = |x: &[Tensor]| ours::cross_entropy(&x[0], &targets);
+        check("cross_entropy", dtype, &logits, mean, |x| rows(&x[0], &targets)?.mean_all());
+        let each = |x: &[Tensor]| ours::cross_entropy_rows(&x[0], &targets);
+        check("cross_entropy_rows", dtype, &logits, each, |x| rows(&x[0], &targets));
+    }
+    // Against candle's own, in f32.
+    let logits = Var::from_tensor(&random(&[6, 50], DType::F32, 2).to_dtype(DType::F32).unwrap()).unwrap();
+    let targets = Tensor::new(&[49_u32, 0, 7, 7, 8, 1], &Device::Cpu).unwrap();
+    let (found, expected) =
+        (ours::cross_entropy(&logits, &targets).unwrap(), candle_nn::loss::cross_entropy(&logits, &targets).unwrap());
+    assert_close("candle's loss", &found, &expected, 1e-6);
+    let [found, expected] = [found, expected].map(|loss| loss.backward().unwrap().remove(&logits).unwrap());
+    assert_close("candle's gradient", &found, &expected, 1e-5);
+}
+
+/// One chunk of rows, and several with one of another size.
+#[test]
+fn linear_cross_entropy() {
+    for dtype in TYPES {
+        for (shape, vocabulary) in [(&[5, 8][..], 37), (&[2, 150, 8], 40)] {
+            let outer = &shape[..shape.len() - 1];
+            let count: usize = outer.iter().product();
+            let targets: Vec<u32> = (0..count).map(|i| (i * 7919 % vocabulary) as u32).collect();
+            let targets = Tensor::from_vec(targets, outer, &Device::Cpu).unwrap();
+            let inputs = [random(shape, dtype, 1), random(&[vocabulary, 8], dtype, 2)];
+            let op = |x: &[Tensor]| ours::linear_cross_entropy(&x[0], &x[1], &targets);
+            let formula = |x: &[Tensor]| {
+                let logits = x[0].reshape((count, 8))?.matmul(&x[1].t()?)?;
+                rows(&logits, &targets.flatten_all()?)?.mean_all()
+            };
+            check(&format!("linear_cross_entropy {shape:?}"), dtype, &inputs, op, formula);
+        }
+    }
+}
+
+/// A loss that is scaled by 2¹⁶, as loss scaling does, keeps gradients of f16 that would round to zero.
+#[test]
+fn gradients_of_scaled_losses() {
+    let x = Var::from_tensor(&random(&[400, 8], DType::F16, 1).to_dtype(DType::F16).unwrap()).unwrap();
+    let w = random(&[1000, 8], DType::F16, 2).to_dtype(DType::F16).unwrap();
+    let targets = Tensor::zeros(400, DType::U32, &Device::Cpu).unwrap();
+    let loss = (ours::linear_cross_entropy(&x, &w, &targets).unwrap() * 65536.0).unwrap();
+    let found = loss.backward().unwrap().remove(&x).unwrap();
+    let exact = Var::from_tensor(&x.to_dtype(DType::F64).unwrap()).unwrap();
+    let logits = exact.matmul(&w.to_dtype(DType::F64).unwrap().t().unwrap()).unwrap();
+    let loss = (rows(&logits, &targets).unwrap().mean_all().unwrap() * 65536.0).unwrap();
+    assert_close("scaled", &found, &loss.backward().unwrap().remove(&exact).unwrap(), 2e-3);
+}
+
+/// A target outside of the vocabulary makes the loss NaN instead of reading other memory.
+#[test]
+fn targets_outside_of_the_vocabulary() {
+    let logits = Tensor::zeros((2, 5), DType::F32, &Device::Cpu).unwrap();
+    let targets = Tensor::new(&[1_u32, 5], &Device::Cpu).unwrap();
+    assert!(ours::cross_entropy(&logits, &targets).unwrap().to_scalar::<f32>().unwrap().is_nan());
+}
