@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 
 MDBOOK_VERSION=0.5.4
 # What pages of the book link to, besides docs/ and examples/.
-FILES="README.md ARCHITECTURE.md SECURITY.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE harness/records/README.md"
+FILES="README.md ARCHITECTURE.md SECURITY.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE harness/records/README.md harness/candle/README.md"
 
 mdbook=$(command -v mdbook || true)
 if [ -z "$mdbook" ]; then
@@ -20,10 +20,12 @@ source=build/book-source
 rm -rf "$source" build/book
 mkdir -p "$source"
 cp -R --parents docs examples $FILES "$source"
-mv "$source/docs/book.toml" "$source/book.toml"
+mv "$source/docs/book.toml" "$source/docs/book.css" "$source"
 # The summary is at the root: its links begin there.
 sed -e 's#](#](docs/#' -e 's#](docs/\.\./#](#' "$source/docs/SUMMARY.md" > "$source/SUMMARY.md"
 rm "$source/docs/SUMMARY.md"
 
 "$mdbook" build "$source" --dest-dir "$PWD/build/book"
+# mdBook names the page of a README.md index.html, and does not change links to it.
+find build/book -name index.html -exec sh -c 'cp "$1" "$(dirname "$1")/README.html"' sh {} \;
 echo "wrote build/book/index.html"
