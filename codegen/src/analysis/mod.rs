@@ -5,7 +5,6 @@ pub mod axis;
 pub mod bounds;
 pub mod buffers;
 pub mod combine;
-pub mod costs;
 pub mod dataflow;
 pub mod lattice;
 pub mod magnitude;

@@ -1,7 +1,7 @@
 //! Arrays of Python: NumPy arrays, PyTorch tensors, and objects with `__array_interface__`,
 //! `__cuda_array_interface__`.
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -95,12 +95,14 @@ impl Array {
         {
             return from_torch(torch, name, object);
         }
-        // CuPy has both interfaces, and raises for the one of the CPU.
-        if let Ok(interface) = object.getattr(intern!(py, "__cuda_array_interface__")) {
-            return from_interface(name, object, interface.cast::<PyDict>()?, true);
-        }
-        if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
-            return from_interface(name, object, interface.cast::<PyDict>()?, false);
+        for (attribute, gpu) in
+            [(intern!(py, "__cuda_array_interface__"), true), (intern!(py, "__array_interface__"), false)]
+        {
+            match object.getattr(attribute) {
+                Ok(interface) => return from_interface(name, object, interface.cast::<PyDict>()?, gpu),
+                Err(error) if error.is_instance_of::<PyAttributeError>(py) => {}
+                Err(error) => return Err(error),
+            }
         }
         Err(PyTypeError::new_err(format!(
             "{name}: expected an array (NumPy, PyTorch, or with __array_interface__ or __cuda_array_interface__), found \

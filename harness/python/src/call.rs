@@ -10,6 +10,8 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use tilewright::cudarc::driver::result::ctx;
+use tilewright::cudarc::driver::sys::CUcontext;
 
 create_exception!(tilewright, Error, PyRuntimeError, "What a kernel, its arguments or the device do not allow.");
 create_exception!(tilewright, InternalError, Error, "A mistake in Tilewright itself.");
@@ -21,6 +23,7 @@ create_exception!(tilewright, InternalError, Error, "A mistake in Tilewright its
 pub fn without_gil<R: Send>(py: Python<'_>, f: impl FnOnce() -> tilewright::Result<R> + Send) -> PyResult<R> {
     let outcome = py.detach(|| {
         let _call = Call::begin();
+        let _context = KeptContext::new();
         catch_unwind(AssertUnwindSafe(|| on_pool(f)))
     });
     match outcome {
@@ -71,8 +74,42 @@ impl Drop for Call {
     }
 }
 
+/// Whether this process has used a GPU.
+static GPU_USED: AtomicBool = AtomicBool::new(false);
+
+static GPU_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Notes that this process uses a GPU from now on.
+pub fn gpu_used() {
+    GPU_USED.store(true, Ordering::Release);
+}
+
+/// Whether this process was forked from one that had used a GPU: it cannot use one itself.
+pub fn is_gpu_lost() -> bool {
+    GPU_LOST.load(Ordering::Acquire)
+}
+
+/// The calling thread's CUDA context, which is current again when this is dropped: it determines PyTorch's current GPU.
+struct KeptContext(Option<CUcontext>);
+
+impl KeptContext {
+    fn new() -> KeptContext {
+        KeptContext(GPU_USED.load(Ordering::Acquire).then(|| ctx::get_current().ok().flatten()).flatten())
+    }
+}
+
+impl Drop for KeptContext {
+    fn drop(&mut self) {
+        let Some(before) = self.0 else { return };
+        if ctx::get_current().ok().flatten() != Some(before) {
+            // SAFETY: the context was current on this thread when the call began.
+            let _ = unsafe { ctx::set_current(before) };
+        }
+    }
+}
+
 /// Whether this process was forked after the module was imported.
-pub fn is_forked() -> bool {
+fn is_forked() -> bool {
     FORKED.load(Ordering::Acquire)
 }
 
@@ -108,6 +145,7 @@ fn after_fork(child: bool) {
     if child {
         POOL.store(std::ptr::null_mut(), Ordering::Release);
         FORKED.store(true, Ordering::Release);
+        GPU_LOST.fetch_or(GPU_USED.swap(false, Ordering::AcqRel), Ordering::AcqRel);
     }
     drop(FORK.take());
 }

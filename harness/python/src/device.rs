@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use tilewright::{Device, probe};
 
 use crate::array::{Array, Source, torch};
-use crate::call::{Error, is_forked, without_gil};
+use crate::call::{Error, gpu_used, is_gpu_lost, without_gil};
 
 /// Where an array's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,9 @@ impl std::fmt::Display for Place {
     }
 }
 
+/// GPUs in use, by ordinal.
+static OPENED: LazyLock<RwLock<HashMap<usize, Device>>> = LazyLock::new(RwLock::default);
+
 /// Devices of GPUs by ordinal and stream. They are never freed: a program has few streams.
 static GPUS: LazyLock<RwLock<HashMap<(usize, u64), &'static Device>>> = LazyLock::new(RwLock::default);
 
@@ -39,12 +42,24 @@ pub fn cpu() -> &'static Device {
 
 fn gpu(py: Python<'_>, ordinal: usize, stream: u64) -> PyResult<&'static Device> {
     let known = GPUS.read().unwrap_or_else(|e| e.into_inner()).get(&(ordinal, stream)).copied();
-    if let Some(device) = known {
-        return if is_forked() { Err(forked()) } else { Ok(device) };
+    if is_gpu_lost() {
+        return Err(forked());
     }
-    // SAFETY: the handle is the current stream of PyTorch, a stream that the caller passes, or the default stream;
-    // launches use a stream only while its owner names it.
-    let device = without_gil(py, || unsafe { Device::cuda_with_stream(ordinal, stream) })?;
+    if let Some(device) = known {
+        return Ok(device);
+    }
+    let opened = OPENED.read().unwrap_or_else(|e| e.into_inner()).get(&ordinal).cloned();
+    let opened = match opened {
+        Some(opened) => opened,
+        None => {
+            let opened = without_gil(py, || Device::cuda(ordinal))?;
+            gpu_used();
+            OPENED.write().unwrap_or_else(|e| e.into_inner()).entry(ordinal).or_insert(opened).clone()
+        }
+    };
+    // SAFETY: the handle is PyTorch's current stream, a stream that the caller passes, or the default stream; a launch
+    // uses the stream that its call names.
+    let device = unsafe { opened.with_cuda_stream(stream) }.unwrap_or(opened);
     let device: &'static Device = Box::leak(Box::new(device));
     Ok(GPUS.write().unwrap_or_else(|e| e.into_inner()).entry((ordinal, stream)).or_insert(device))
 }
@@ -114,7 +129,10 @@ fn stream_handle(stream: &Bound<'_, PyAny>) -> PyResult<u64> {
 /// The GPU that an address belongs to.
 ///
 /// # Errors
-/// No driver, or an address that is not GPU memory, such as freed memory.
+/// No driver, an address that is not GPU memory, such as freed memory, or a process that was forked.
 pub fn gpu_of_address(py: Python<'_>, address: u64) -> PyResult<usize> {
+    if is_gpu_lost() {
+        return Err(forked());
+    }
     without_gil(py, || probe::gpu_of_address(address))
 }

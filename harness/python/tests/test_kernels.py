@@ -124,7 +124,9 @@ def test_arrays_that_kernels_cannot_use():
 
 
 def test_compile_for_gpus_without_a_gpu():
-    code = tw.compile("softmax_rows", "sm_90a", types="bf16", multiple_of={"d": 16}, equal_to={"x_stride_d": 1}, **CONSTANTS)
+    code = tw.compile(
+        "softmax_rows", "sm_90a", types="bf16", multiple_of={"d": 16}, equal_to={"x_stride_d": 1}, **CONSTANTS
+    )
     assert ".target sm_90a" in code.ptx and code.object is None
     manifest = code.manifest
     assert manifest["kernel"] == "softmax_rows" and manifest["types"] == {"T": "bf16"}

@@ -47,7 +47,9 @@ def attention64(q, k, v, causal, scale):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("heads_kv, n_q, n_k, d, scale", [(4, 33, 33, 16, None), (2, 20, 45, 24, 0.3), (1, 1, 7, 64, None)])
+@pytest.mark.parametrize(
+    "heads_kv, n_q, n_k, d, scale", [(4, 33, 33, 16, None), (2, 20, 45, 24, 0.3), (1, 1, 7, 64, None)]
+)
 def test_attention(rng, dtype, causal, heads_kv, n_q, n_k, d, scale):
     q = rng.standard_normal((2, 4, n_q, d)).astype(dtype)
     k, v = (rng.standard_normal((2, heads_kv, n_k, d)).astype(dtype) for _ in range(2))
@@ -56,7 +58,9 @@ def test_attention(rng, dtype, causal, heads_kv, n_q, n_k, d, scale):
     o, lse = tw.attention_forward(q, k, v, causal=causal, scale=scale)
     close(o, o64, dtype)
     close(lse, lse64, dtype)
-    for found, expected in zip(tw.attention_backward(q, k, v, o, lse, grad, causal=causal, scale=scale), gradients(grad.astype(np.float64))):
+    for found, expected in zip(
+        tw.attention_backward(q, k, v, o, lse, grad, causal=causal, scale=scale), gradients(grad.astype(np.float64))
+    ):
         close(found, expected, dtype, 4)
     np.testing.assert_array_equal(tw.attention(q, k, v, causal=causal, scale=scale), o)
 
@@ -107,7 +111,10 @@ def test_softmax_and_cross_entropy(rng, dtype):
     x64 = logits.astype(np.float64)
     lse64 = np.log(np.exp(x64).sum(-1))
     p = np.exp(x64 - lse64[..., None])
-    close(tw.softmax(logits), p, dtype)
+    y = tw.softmax(logits)
+    close(y, p, dtype)
+    grad = rng.standard_normal(p.shape).astype(dtype)
+    close(tw.softmax_backward(y, grad), p * (grad - (p * grad).sum(-1, keepdims=True)), dtype)
     keep = targets != -100
     picked = np.take_along_axis(x64, np.where(keep, targets, 0)[..., None], -1)[..., 0]
     loss, lse = tw.cross_entropy_forward(logits, targets)
@@ -131,12 +138,14 @@ def test_rope(rng, layout):
         x = np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
     theta = 500.0 ** (-2 * np.arange(5) / 10)
 
-    def rotate(positions):
-        pairs = x.astype(np.float64).reshape(2, 3, 11, 5, 2)
-        z = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * positions[:, None] * theta)
-        return np.stack([z.real, z.imag], -1).reshape(x.shape)
+    def rotate(positions, halves=False):
+        exact = x.astype(np.float64)
+        a, b = (exact[..., :5], exact[..., 5:]) if halves else (exact[..., ::2], exact[..., 1::2])
+        z = (a + 1j * b) * np.exp(1j * positions[:, None] * theta)
+        return np.stack([z.real, z.imag], -2 if halves else -1).reshape(x.shape)
 
     close(tw.rope(x, base=500.0), rotate(np.arange(11)))
+    close(tw.rope(x, base=500.0, halves=True), rotate(np.arange(11), halves=True))
     turned = tw.rope(x, base=500.0, start=1000)
     close(turned, rotate(np.arange(11) + 1000))
     close(tw.rope(turned, base=500.0, start=1000, inverse=True), x.astype(np.float64))

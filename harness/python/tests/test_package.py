@@ -55,5 +55,7 @@ def test_import_orders(first, order):
     statements = [f"import {first}", "import tilewright"]
     if order == "after":
         statements.reverse()
-    script = "; ".join([*statements, "tilewright.compile('softmax_rows', 'sm_80', types='f32', rows_tile=1, d_tile=64)"])
+    script = "; ".join(
+        [*statements, "tilewright.compile('softmax_rows', 'sm_80', types='f32', rows_tile=1, d_tile=64)"]
+    )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

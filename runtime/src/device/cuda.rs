@@ -31,16 +31,32 @@ const RECENT_LAUNCHES: usize = 6;
 
 impl Cuda {
     pub(super) fn new(ordinal: usize) -> Result<Cuda> {
-        let stream = primary_context(ordinal)?.new_stream().context(&format!("opening a stream on GPU {ordinal}"))?;
+        driver_version()?;
+        let count = gpu_count()?;
+        if ordinal >= count {
+            return Err(Error::NoSuchGpu { ordinal, count });
+        }
+        let context = CudaContext::new(ordinal).context(&format!("opening GPU {ordinal}"))?;
+        // SAFETY: our buffers are ordered by their stream; nothing here relies on cudarc's event tracking.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().context(&format!("opening a stream on GPU {ordinal}"))?;
         Cuda::from_stream(stream)
     }
 
     /// # Safety
-    /// As for [`Device::cuda_with_stream`](super::Device::cuda_with_stream).
-    pub(super) unsafe fn with_stream(ordinal: usize, handle: u64) -> Result<Cuda> {
+    /// As for [`Device::with_cuda_stream`](super::Device::with_cuda_stream).
+    pub(super) unsafe fn with_stream(&self, handle: u64) -> Cuda {
         let handle = std::ptr::with_exposed_provenance_mut::<c_void>(handle as usize).cast();
-        // SAFETY: the caller's promise; all work of this device is queued on the stream.
-        Cuda::from_stream(unsafe { primary_context(ordinal)?.wrap_borrowed_stream(handle) })
+        Cuda {
+            context: self.context.clone(),
+            // SAFETY: the caller's promise; all work of this device is queued on the stream.
+            stream: unsafe { self.context.wrap_borrowed_stream(handle) },
+            arch: self.arch,
+            info: self.info.clone(),
+            label: self.label.clone(),
+            recent: Mutex::default(),
+            peak_before: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn from_stream(stream: Arc<CudaStream>) -> Result<Cuda> {
@@ -235,18 +251,6 @@ impl Cuda {
         let pool = unsafe { result::device::get_mem_pool(self.context.cu_device()) };
         pool.context(&format!("getting the memory pool of {}", self.label)).map(Some)
     }
-}
-
-/// The primary context of a GPU.
-fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>> {
-    let count = gpu_count()?;
-    if ordinal >= count {
-        return Err(Error::NoSuchGpu { ordinal, count });
-    }
-    let context = CudaContext::new(ordinal).context(&format!("opening GPU {ordinal}"))?;
-    // SAFETY: our buffers are ordered by their stream; nothing here relies on cudarc's event tracking.
-    unsafe { context.disable_event_tracking() };
-    Ok(context)
 }
 
 fn query_info(context: &CudaContext) -> Result<DeviceInfo, DriverError> {

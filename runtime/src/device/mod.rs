@@ -76,18 +76,18 @@ impl Device {
         Ok(Device(Arc::new(Inner::Cuda(Cuda::from_stream(stream)?))))
     }
 
-    /// GPU `ordinal` with another library's stream, on which launches and copies are queued. The handle is a `CUstream`
-    /// of the GPU's primary context, which the CUDA runtime and thereby PyTorch use; 0 is the legacy default stream.
-    ///
-    /// # Errors
-    /// As for [`Device::cuda`].
+    /// This GPU with another library's stream, on which launches and copies are queued. The handle is a `CUstream` of the
+    /// GPU's primary context, which the CUDA runtime and thereby PyTorch use; 0 is the legacy default stream. Makes no call
+    /// of the driver, so it works while the stream is captured in a graph. `None` on the CPU and a simulated GPU.
     ///
     /// # Safety
-    /// The handle is a stream of that GPU's primary context, and stays one as long as this device or a copy of it is in
-    /// use.
-    pub unsafe fn cuda_with_stream(ordinal: usize, handle: u64) -> Result<Device> {
-        // SAFETY: the caller's promise.
-        Ok(Device(Arc::new(Inner::Cuda(unsafe { Cuda::with_stream(ordinal, handle) }?))))
+    /// The handle is a stream of this GPU's primary context, and stays one as long as the device or a copy of it is in use.
+    pub unsafe fn with_cuda_stream(&self, handle: u64) -> Option<Device> {
+        match self.inner() {
+            Inner::Cpu(_) | Inner::Simulated(_) => None,
+            // SAFETY: the caller's promise.
+            Inner::Cuda(cuda) => Some(Device(Arc::new(Inner::Cuda(unsafe { cuda.with_stream(handle) })))),
+        }
     }
 
     /// This machine's CPU: the grid of a kernel runs on rayon's thread pool.

@@ -87,12 +87,31 @@ def load(folder: str | PathLike[str]) -> Compiled:
 
 # For the package's own modules. Arrays that a function writes are arguments, too.
 def attention_forward(
-    q: Any, k: Any, v: Any, o: Any, lse: Any, allocate: Any, causal: bool, scale: float | None = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    allocate: Any,
+    causal: bool,
+    scale: float | None = None,
     precision: str | None = None,
 ) -> None: ...
 def attention_backward(
-    q: Any, k: Any, v: Any, o: Any, lse: Any, d_o: Any, dq: Any, dk: Any, dv: Any, allocate: Any, causal: bool,
-    scale: float | None = None, precision: str | None = None, deterministic: bool = True,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    d_o: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    allocate: Any,
+    causal: bool,
+    scale: float | None = None,
+    precision: str | None = None,
+    deterministic: bool = True,
 ) -> None: ...
 def rms_norm_forward(x: Any, w: Any, y: Any, rstd: Any, eps: float) -> None: ...
 def rms_norm_backward(x: Any, w: Any, rstd: Any, grad_y: Any, grad_x: Any, grad_w: Any) -> None: ...
@@ -100,7 +119,8 @@ def layer_norm_forward(x: Any, w: Any, b: Any, y: Any, mean: Any, rstd: Any, eps
 def layer_norm_backward(
     x: Any, w: Any, mean: Any, rstd: Any, grad_y: Any, grad_x: Any, grad_w: Any, grad_b: Any
 ) -> None: ...
-def softmax(x: Any, y: Any) -> None: ...
+def softmax_forward(x: Any, y: Any) -> None: ...
+def softmax_backward(y: Any, grad_y: Any, grad_x: Any) -> None: ...
 def cross_entropy_forward(logits: Any, targets: Any, loss: Any, lse: Any, ignore_index: int) -> None: ...
 def cross_entropy_backward(
     logits: Any, targets: Any, lse: Any, grad_loss: Any, grad_logits: Any, ignore_index: int
@@ -109,15 +129,25 @@ def silu_forward(x: Any, y: Any) -> None: ...
 def silu_backward(x: Any, grad_y: Any, grad_x: Any) -> None: ...
 def swiglu_forward(a: Any, b: Any, y: Any) -> None: ...
 def swiglu_backward(a: Any, b: Any, grad_y: Any, grad_a: Any, grad_b: Any) -> None: ...
-def matmul(
-    a: Any, b: Any, c: Any, bias: Any = None, activation: str = "none", precision: str = "ieee"
-) -> None: ...
+def matmul(a: Any, b: Any, c: Any, bias: Any = None, activation: str = "none", precision: str = "ieee") -> None: ...
 def column_sum(x: Any, y: Any) -> None: ...
 def rope(
-    x: Any, frequencies: Any, y: Any, start: int = 0, positions: Any = None, inverse: bool = False
+    x: Any,
+    frequencies: Any,
+    y: Any,
+    start: int = 0,
+    positions: Any = None,
+    inverse: bool = False,
+    halves: bool = False,
 ) -> None: ...
 def rope_frequencies(d: int, base: float) -> list[float]: ...
 def adamw(
-    parameters: list[tuple[Any, Any, Any, Any, Any]], t: int, lr: float, beta1: float, beta2: float, eps: float,
-    weight_decay: float, grad_scale: float = 1.0,
+    parameters: list[tuple[Any, Any, Any, Any, Any]],
+    t: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float = 1.0,
 ) -> None: ...

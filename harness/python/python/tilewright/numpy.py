@@ -93,9 +93,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array
     return layer_norm_forward(x, weight, bias, eps)[0]
 
 
-def layer_norm_backward(
-    x: Array, weight: Array, mean: Array, rstd: Array, grad_y: Array
-) -> tuple[Array, Array, Array]:
+def layer_norm_backward(x: Array, weight: Array, mean: Array, rstd: Array, grad_y: Array) -> tuple[Array, Array, Array]:
     """The gradients of x, weight and bias, given mean and rstd of `layer_norm_forward`."""
     grad_x, grad_weight, grad_bias = _like(x), _like(weight), _like(weight)
     _native.layer_norm_backward(x, weight, mean, rstd, grad_y, grad_x, grad_weight, grad_bias)
@@ -105,8 +103,15 @@ def layer_norm_backward(
 def softmax(x: Array) -> Array:
     """The softmax of each row of x [..., d]."""
     y = _like(x)
-    _native.softmax(x, y)
+    _native.softmax_forward(x, y)
     return y
+
+
+def softmax_backward(y: Array, grad_y: Array) -> Array:
+    """The gradient of x, given y = softmax(x) and its gradient."""
+    grad_x = _like(y)
+    _native.softmax_backward(y, grad_y, grad_x)
+    return grad_x
 
 
 def cross_entropy_forward(logits: Array, targets: Array, ignore_index: int = -100) -> tuple[Array, Array]:
@@ -137,15 +142,17 @@ def rope(
     start: int = 0,
     positions: Array | None = None,
     inverse: bool = False,
+    halves: bool = False,
 ) -> Array:
     """Rotary position embedding of x [batch, heads, n, d].
 
     Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
-    [n], integers, or start, start + 1, …. `inverse` rotates back, which is the gradient.
+    [n], integers, or start, start + 1, …. `inverse` rotates back, which is the gradient. With `halves`, pairs are
+    (x[i], x[i + d/2]), as in Llama.
     """
     y = np.empty_like(x)
     frequencies = np.array(_native.rope_frequencies(x.shape[-1], base))
-    _native.rope(x, frequencies, y, start, positions, inverse)
+    _native.rope(x, frequencies, y, start, positions, inverse, halves)
     return y
 
 

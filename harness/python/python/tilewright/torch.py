@@ -17,31 +17,80 @@ from torch import Tensor
 
 from . import _native
 
-__all__ = ["AdamW", "attention", "cross_entropy", "layer_norm", "linear", "matmul", "rms_norm", "rope", "silu", "swiglu"]
+__all__ = [
+    "AdamW",
+    "attention",
+    "cross_entropy",
+    "layer_norm",
+    "linear",
+    "matmul",
+    "rms_norm",
+    "rope",
+    "silu",
+    "softmax",
+    "swiglu",
+]
 
 _library = torch.library.Library("tilewright", "DEF")
+# Results have strides that depend on the arguments' strides, so compilers must keep those.
+_TAGS = (
+    torch.Tag.pt2_compliant_tag,
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
+)
 
 
-def _op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Registers an op whose results are new tensors; `fake` returns tensors like them, without computing."""
-    name = schema.split("(")[0]
-    _library.define(schema)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"tilewright::{name}", fake, lib=_library)
-    return getattr(torch.ops.tilewright, name).default
+class _Op:
+    """An op whose results are new tensors.
+
+    Graphs (`torch.compile`, `torch.export`, dispatch modes) contain it as an op of `torch.library`. In eager mode it is
+    called directly, or as a `torch.autograd.Function`: that takes less of the host's time.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        run: Callable[..., Any],
+        fake: Callable[..., Any],
+        save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+        grad: Callable[..., Any] | None = None,
+    ) -> None:
+        """`fake` returns tensors like the results; `save` keeps what `grad`, the backward pass, needs in its context."""
+        self.name = schema.split("(")[0]
+        self.run = run
+        _library.define(schema, tags=_TAGS)
+        _library.impl(self.name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"tilewright::{self.name}", fake, lib=_library)
+        self.registered = getattr(torch.ops.tilewright, self.name).default
+        if grad is not None:
+            torch.library.register_autograd(f"tilewright::{self.name}", grad, setup_context=save, lib=_library)
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            output = run(*args)
+            if save is not None:
+                save(ctx, args, output)
+            return output
+
+        members = {"forward": staticmethod(forward), "backward": staticmethod(grad or self._without_gradient)}
+        self.function = type(self.name, (torch.autograd.Function,), members)
+
+    def _without_gradient(self, ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(f"tilewright: {self.name} has no gradient: a second derivative is not defined")
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling() or _is_traced(args):
+            return self.registered(*args)
+        if not (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)):
+            return self.run(*args)
+        return self.function.apply(*args)
 
 
-def _differentiable(name: str, setup_context: Callable[..., None], backward: Callable[..., Any]) -> None:
-    torch.library.register_autograd(f"tilewright::{name}", backward, setup_context=setup_context, lib=_library)
-
-
-def _without_derivative(name: str) -> None:
-    """Makes the derivative of an op an error: without this PyTorch takes it for a constant, with a warning."""
-
-    def fail(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(f"tilewright: the second derivative is not defined: {name} has no gradient")
-
-    torch.library.register_autograd(f"tilewright::{name}", fail, lib=_library)
+def _is_traced(args: tuple[Any, ...]) -> bool:
+    """Whether an op must go through PyTorch's dispatcher: for dispatch modes, `torch.func` and tensor subclasses."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(isinstance(x, Tensor) and type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in args)
+    )
 
 
 def _float32(like: Tensor) -> Callable[[Any], Tensor]:
@@ -64,7 +113,7 @@ def _dense(x: Tensor) -> Tensor:
 
 def _with_unit_stride(x: Tensor) -> Tensor:
     """x, copied if its last dimension is not contiguous in memory, as that of an expanded gradient."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 # Attention
@@ -96,13 +145,7 @@ def _attention_backward(
     return grads
 
 
-_attention_op = _op(
-    "attention(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str? precision, bool deterministic)"
-    " -> (Tensor, Tensor)",
-    _attention,
-    _attention_fake,
-)
-_attention_backward_op = _op(
+_attention_backward_op = _Op(
     "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o, bool causal, float? scale,"
     " str? precision, bool deterministic) -> (Tensor, Tensor, Tensor)",
     _attention_backward,
@@ -120,7 +163,14 @@ def _attention_grad(ctx: Any, grad_o: Tensor, _: Any) -> tuple[Any, ...]:
     return *_attention_backward_op(*ctx.saved_tensors, grad_o, *ctx.options), None, None, None, None
 
 
-_differentiable("attention", _save_attention, _attention_grad)
+_attention_op = _Op(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str? precision, bool deterministic)"
+    " -> (Tensor, Tensor)",
+    _attention,
+    _attention_fake,
+    _save_attention,
+    _attention_grad,
+)
 
 
 def attention(
@@ -162,8 +212,7 @@ def _rms_norm_backward(x: Tensor, weight: Tensor, rstd: Tensor, grad_y: Tensor) 
     return grad_x, grad_weight
 
 
-_rms_norm_op = _op("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _rms_norm, _rms_norm_fake)
-_rms_norm_backward_op = _op(
+_rms_norm_backward_op = _Op(
     "rms_norm_backward(Tensor x, Tensor weight, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor)",
     _rms_norm_backward,
     lambda x, weight, *_: (_dense(x), _dense(weight)),
@@ -179,7 +228,13 @@ def _rms_norm_grad(ctx: Any, grad_y: Tensor, _: Any) -> tuple[Any, ...]:
     return *_rms_norm_backward_op(*ctx.saved_tensors, grad_y), None
 
 
-_differentiable("rms_norm", _save_rms_norm, _rms_norm_grad)
+_rms_norm_op = _Op(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    _rms_norm,
+    _rms_norm_fake,
+    _save_rms_norm,
+    _rms_norm_grad,
+)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -206,12 +261,7 @@ def _layer_norm_backward(
     return grads
 
 
-_layer_norm_op = _op(
-    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
-    _layer_norm,
-    _layer_norm_fake,
-)
-_layer_norm_backward_op = _op(
+_layer_norm_backward_op = _Op(
     "layer_norm_backward(Tensor x, Tensor weight, Tensor mean, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor, Tensor)",
     _layer_norm_backward,
     lambda x, weight, *_: (_dense(x), _dense(weight), _dense(weight)),
@@ -227,7 +277,13 @@ def _layer_norm_grad(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Any, ...]:
     return *_layer_norm_backward_op(*ctx.saved_tensors, grad_y), None
 
 
-_differentiable("layer_norm", _save_layer_norm, _layer_norm_grad)
+_layer_norm_op = _Op(
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _layer_norm,
+    _layer_norm_fake,
+    _save_layer_norm,
+    _layer_norm_grad,
+)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -258,12 +314,7 @@ def _cross_entropy_backward(
     return grad
 
 
-_cross_entropy_op = _op(
-    "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
-    _cross_entropy,
-    _cross_entropy_fake,
-)
-_cross_entropy_backward_op = _op(
+_cross_entropy_backward_op = _Op(
     "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor grad_loss, int ignore_index) -> Tensor",
     _cross_entropy_backward,
     lambda logits, *_: _dense(logits),
@@ -280,7 +331,13 @@ def _cross_entropy_grad(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Any, ...]:
     return _cross_entropy_backward_op(*ctx.saved_tensors, grad_loss, ctx.ignore_index), None, None
 
 
-_differentiable("cross_entropy", _save_cross_entropy, _cross_entropy_grad)
+_cross_entropy_op = _Op(
+    "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
+    _cross_entropy,
+    _cross_entropy_fake,
+    _save_cross_entropy,
+    _cross_entropy_grad,
+)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
@@ -299,6 +356,44 @@ def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, r
     return loss.sum() if reduction == "sum" else loss.sum() / (flat != ignore_index).sum()
 
 
+# Softmax
+
+
+def _softmax(x: Tensor) -> Tensor:
+    y = _dense(x)
+    _native.softmax_forward(_matrix(x), y)
+    return y
+
+
+def _softmax_backward(y: Tensor, grad_y: Tensor) -> Tensor:
+    grad_x = _dense(y)
+    _native.softmax_backward(_matrix(y), _matrix(grad_y), grad_x)
+    return grad_x
+
+
+_softmax_backward_op = _Op(
+    "softmax_backward(Tensor y, Tensor grad_y) -> Tensor", _softmax_backward, lambda y, _: _dense(y)
+)
+
+
+def _save_softmax(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+_softmax_op = _Op(
+    "softmax(Tensor x) -> Tensor",
+    _softmax,
+    _dense,
+    _save_softmax,
+    lambda ctx, grad_y: _softmax_backward_op(*ctx.saved_tensors, grad_y),
+)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """The softmax of each row of x [..., d]."""
+    return _softmax_op(x)
+
+
 # SiLU and SwiGLU
 
 
@@ -314,8 +409,7 @@ def _swiglu_backward(a: Tensor, b: Tensor, grad_y: Tensor) -> tuple[Tensor, Tens
     return grads
 
 
-_swiglu_op = _op("swiglu(Tensor a, Tensor b) -> Tensor", _swiglu, lambda a, b: _dense(a))
-_swiglu_backward_op = _op(
+_swiglu_backward_op = _Op(
     "swiglu_backward(Tensor a, Tensor b, Tensor grad_y) -> (Tensor, Tensor)",
     _swiglu_backward,
     lambda a, b, _: (_dense(a), _dense(b)),
@@ -326,7 +420,13 @@ def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-_differentiable("swiglu", _save_inputs, lambda ctx, grad_y: _swiglu_backward_op(*ctx.saved_tensors, grad_y))
+_swiglu_op = _Op(
+    "swiglu(Tensor a, Tensor b) -> Tensor",
+    _swiglu,
+    lambda a, b: _dense(a),
+    _save_inputs,
+    lambda ctx, grad_y: _swiglu_backward_op(*ctx.saved_tensors, grad_y),
+)
 
 
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
@@ -346,9 +446,14 @@ def _silu_backward(x: Tensor, grad_y: Tensor) -> Tensor:
     return grad_x
 
 
-_silu_op = _op("silu(Tensor x) -> Tensor", _silu, _dense)
-_silu_backward_op = _op("silu_backward(Tensor x, Tensor grad_y) -> Tensor", _silu_backward, lambda x, _: _dense(x))
-_differentiable("silu", _save_inputs, lambda ctx, grad_y: _silu_backward_op(*ctx.saved_tensors, grad_y))
+_silu_backward_op = _Op("silu_backward(Tensor x, Tensor grad_y) -> Tensor", _silu_backward, lambda x, _: _dense(x))
+_silu_op = _Op(
+    "silu(Tensor x) -> Tensor",
+    _silu,
+    _dense,
+    _save_inputs,
+    lambda ctx, grad_y: _silu_backward_op(*ctx.saved_tensors, grad_y),
+)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -361,44 +466,68 @@ def silu(x: Tensor) -> Tensor:
 _frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
 
 
-def _rope(x: Tensor, base: float, start: int, positions: Tensor | None, inverse: bool) -> Tensor:
-    key = (x.shape[-1], base, x.device)
-    frequencies = _frequencies.get(key)
-    if frequencies is None:
-        values = _native.rope_frequencies(x.shape[-1], base)
-        frequencies = _frequencies[key] = torch.tensor(values, dtype=torch.float64, device=x.device)
+def _rope_frequencies(d: int, base: float, device: torch.device) -> Tensor:
+    """base^(−2i/d) for the d/2 pairs of a head, float64."""
+    return torch.pow(base, torch.arange(d // 2, dtype=torch.float64, device=device) * (-2 / d))
+
+
+def _kept_frequencies(d: int, base: float, device: torch.device) -> Tensor:
+    """As `_rope_frequencies`; computed once, except in a graph, which owns the memory of its tensors."""
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return _rope_frequencies(d, base, device)
+    key = d, base, device
+    if key not in _frequencies:
+        _frequencies[key] = _rope_frequencies(d, base, device)
+    return _frequencies[key]
+
+
+def _rotatable(x: Tensor, positions: Tensor | None) -> Tensor:
+    """x [batch, heads, n, d] with batch and heads, or batch and n without positions, as one dimension in memory.
+
+    A copy if x is not so.
+    """
+    torch._check(x.dim() == 4, lambda: f"rope: expected x [batch, heads, n, d], found {list(x.shape)}")
+    (batch, heads, n, _), (of_batch, of_head, of_token, _) = x.shape, x.stride()
+    one = batch == 1 or of_batch == of_head * heads or (positions is None and of_batch == of_token * n)
+    return x if one else x.contiguous()
+
+
+def _rope(x: Tensor, frequencies: Tensor, start: int, positions: Tensor | None, inverse: bool, halves: bool) -> Tensor:
+    x = _rotatable(x, positions)
     y = torch.empty_like(x)
-    _native.rope(x, frequencies, y, start, positions, inverse)
+    _native.rope(x, frequencies, y, start, positions, inverse, halves)
     return y
 
 
-_rope_op = _op(
-    "rope(Tensor x, float base, int start, Tensor? positions, bool inverse) -> Tensor",
-    _rope,
-    lambda x, *_: torch.empty_like(x),
-)
-
-
 def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, ctx.base, ctx.start, positions, ctx.inverse = inputs
-    ctx.save_for_backward(positions)
+    _, frequencies, ctx.start, positions, ctx.inverse, ctx.halves = inputs
+    ctx.save_for_backward(frequencies, positions)
 
 
 def _rope_grad(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
-    (positions,) = ctx.saved_tensors
-    return _rope_op(grad_y.contiguous(), ctx.base, ctx.start, positions, not ctx.inverse), None, None, None, None
+    frequencies, positions = ctx.saved_tensors
+    grad = _rope_op(_with_unit_stride(grad_y), frequencies, ctx.start, positions, not ctx.inverse, ctx.halves)
+    return grad, None, None, None, None, None
 
 
-_differentiable("rope", _save_rope, _rope_grad)
+_rope_op = _Op(
+    "rope(Tensor x, Tensor frequencies, int start, Tensor? positions, bool inverse, bool halves) -> Tensor",
+    _rope,
+    lambda x, frequencies, start, positions, inverse, halves: torch.empty_like(_rotatable(x, positions)),
+    _save_rope,
+    _rope_grad,
+)
 
 
-def rope(x: Tensor, *, base: float = 10000.0, start: int = 0, positions: Tensor | None = None) -> Tensor:
+def rope(
+    x: Tensor, *, base: float = 10000.0, start: int = 0, positions: Tensor | None = None, halves: bool = False
+) -> Tensor:
     """Rotary position embedding of x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d].
 
     Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
-    [n], int64 or int32, or start, start + 1, ….
+    [n], int64 or int32, or start, start + 1, …. With `halves`, pairs are (x[i], x[i + d/2]), as in Llama.
     """
-    return _rope_op(x, base, start, positions, False)
+    return _rope_op(x, _kept_frequencies(x.shape[-1], base, x.device), start, positions, False, halves)
 
 
 # Matmul
@@ -421,8 +550,7 @@ def _column_sum(x: Tensor) -> Tensor:
     return y
 
 
-_matmul_op = _op("matmul(Tensor a, Tensor b, Tensor? bias, str precision) -> Tensor", _matmul, _matmul_fake)
-_column_sum_op = _op("column_sum(Tensor x) -> Tensor", _column_sum, lambda x: x.new_empty(x.shape[-1]))
+_column_sum_op = _Op("column_sum(Tensor x) -> Tensor", _column_sum, lambda x: x.new_empty(x.shape[-1]))
 
 
 def _save_matmul(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -441,7 +569,13 @@ def _matmul_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_a, grad_b, grad_bias, None
 
 
-_differentiable("matmul", _save_matmul, _matmul_grad)
+_matmul_op = _Op(
+    "matmul(Tensor a, Tensor b, Tensor? bias, str precision) -> Tensor",
+    _matmul,
+    _matmul_fake,
+    _save_matmul,
+    _matmul_grad,
+)
 
 
 def matmul(a: Tensor, b: Tensor, *, precision: str = "ieee") -> Tensor:
@@ -456,11 +590,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: 
     """x [..., k] · weight [n, k]ᵀ + bias [n]: `torch.nn.functional.linear`. `precision` as for `matmul`."""
     y = _matmul_op(x.reshape(-1, x.shape[-1]), weight.t(), bias, precision)
     return y.view(*x.shape[:-1], weight.shape[0])
-
-
-for _name in ("attention", "rms_norm", "layer_norm", "cross_entropy", "swiglu", "silu"):
-    _without_derivative(f"{_name}_backward")
-_without_derivative("column_sum")
 
 
 # AdamW
@@ -517,7 +646,9 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("AdamW: a step cannot be captured in a CUDA graph: its number is an argument of the kernel")
+            raise RuntimeError(
+                "AdamW: a step cannot be captured in a CUDA graph: its number is an argument of the kernel"
+            )
         for group in self.param_groups:
             by_step: dict[int, list[tuple[dict[str, Any], tuple[Any, ...]]]] = {}
             for p in group["params"]:
@@ -526,7 +657,9 @@ class AdamW(torch.optim.Optimizer):
                 if p.grad.is_sparse:
                     raise RuntimeError("AdamW: sparse gradients are not supported")
                 state = self._state_of(p)
-                grad = p.grad if p.grad.stride() == p.stride() else torch.empty_like(p, dtype=p.grad.dtype).copy_(p.grad)
+                grad = (
+                    p.grad if p.grad.stride() == p.stride() else torch.empty_like(p, dtype=p.grad.dtype).copy_(p.grad)
+                )
                 moments = state["exp_avg"], state["exp_avg_sq"]
                 master = state.get("master")
                 update = (p, *moments, grad, None) if master is None else (master, *moments, grad, p)

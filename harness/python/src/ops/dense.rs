@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tilewright::kernels::adamw::{self as adam, AdamState};
 use tilewright::kernels::matmul::{self as gemm, Activation};
-use tilewright::kernels::rope::{self, Direction};
+use tilewright::kernels::rope::{self, Direction, Pairs, Rotation};
 use tilewright::kernels::{Tensor, TensorMut, column_sum as columns};
 use tilewright::prelude::Precision;
 
@@ -110,9 +110,10 @@ impl Tokens {
 }
 
 /// y = x [batch, heads, n, d], rotated by the position of each of the n tokens: `positions` [n], or start, start + 1, …
-/// With `inverse` by the negative angle. `frequencies` is [d/2] in f64.
+/// With `inverse` by the negative angle. Pairs are adjacent elements, or with `halves` elements i and i + d/2.
+/// `frequencies` is [d/2] in f64.
 #[pyfunction]
-#[pyo3(name = "rope", signature = (x, frequencies, y, start=0, positions=None, inverse=false))]
+#[pyo3(name = "rope", signature = (x, frequencies, y, start=0, positions=None, inverse=false, halves=false))]
 fn rope_(
     x: Object,
     frequencies: Object,
@@ -120,6 +121,7 @@ fn rope_(
     start: usize,
     positions: Option<Object>,
     inverse: bool,
+    halves: bool,
 ) -> PyResult<()> {
     let py = x.py();
     let (x, frequencies, y) = (Array::new("x", x)?, Array::new("frequencies", frequencies)?, Array::new("y", y)?);
@@ -127,7 +129,10 @@ fn rope_(
     let mut inputs = vec![("x", &x), ("frequencies", &frequencies)];
     inputs.extend(positions.as_ref().map(|positions| ("positions", positions)));
     let call = Call::new(py, "rope", &inputs, &[("y", &y)])?;
-    let direction = if inverse { Direction::Backward } else { Direction::Forward };
+    let rotation = Rotation {
+        direction: if inverse { Direction::Backward } else { Direction::Forward },
+        pairs: if halves { Pairs::Halves } else { Pairs::Adjacent },
+    };
     without_gil(py, || {
         let at = call.arg("x");
         let (of_x, of_y) = Tokens::pair(&x, &y, at)?;
@@ -137,7 +142,7 @@ fn rope_(
             let target = TensorMut::strided(y.view_mut(call.arg("y"))?, of_y.shape, of_y.strides)?;
             let frequencies = frequencies.tensor(call.arg("frequencies"))?;
             let Some(positions) = &positions else {
-                return rope::rotate_from(call.device, source, start, n.max(1), frequencies, target, direction);
+                return rope::rotate_from(call.device, source, start, n.max(1), frequencies, target, rotation);
             };
             if of_x.batch_in_tokens && x.shape[0] > 1 {
                 let (expected, found) = ("contiguous memory if there are positions", format!("the strides {:?}", x.strides));
@@ -145,7 +150,7 @@ fn rope_(
             }
             for_index_type!(positions.dtype, call.arg("positions"), I => {
                 let positions = positions.tensor::<I, 1>(call.arg("positions"))?;
-                rope::rotate_at(call.device, source, positions, frequencies, target, direction)
+                rope::rotate_at(call.device, source, positions, frequencies, target, rotation)
             })
         })
     })

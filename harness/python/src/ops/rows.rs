@@ -119,7 +119,7 @@ fn layer_norm_backward(
 
 /// y [..., d] = softmax(x [..., d]) of each row.
 #[pyfunction]
-fn softmax(x: Object, y: Object) -> PyResult<()> {
+fn softmax_forward(x: Object, y: Object) -> PyResult<()> {
     let py = x.py();
     let (x, y) = (Array::new("x", x)?, Array::new("y", y)?);
     let call = Call::new(py, "softmax", &[("x", &x)], &[("y", &y)])?;
@@ -127,6 +127,22 @@ fn softmax(x: Object, y: Object) -> PyResult<()> {
         for_float_type!(x.dtype, call.arg("x"), T => {
             soft::forward::<T>(call.device, x.rows(call.arg("x"))?, y.rows_mut(call.arg("y"))?)
         })
+    })
+}
+
+/// grad_x, given y = softmax(x) and grad_y.
+#[pyfunction]
+fn softmax_backward(y: Object, grad_y: Object, grad_x: Object) -> PyResult<()> {
+    let py = y.py();
+    let (y, grad_y, grad_x) = (Array::new("y", y)?, Array::new("grad_y", grad_y)?, Array::new("grad_x", grad_x)?);
+    let call = Call::new(py, "softmax_bwd", &[("y", &y), ("grad_y", &grad_y)], &[("grad_x", &grad_x)])?;
+    without_gil(py, || {
+        for_float_type!(y.dtype, call.arg("y"), T => soft::backward::<T>(
+            call.device,
+            y.rows(call.arg("y"))?,
+            grad_y.rows(call.arg("grad_y"))?,
+            grad_x.rows_mut(call.arg("grad_x"))?,
+        ))
     })
 }
 
@@ -258,7 +274,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rms_norm_backward, module)?)?;
     module.add_function(wrap_pyfunction!(layer_norm_forward, module)?)?;
     module.add_function(wrap_pyfunction!(layer_norm_backward, module)?)?;
-    module.add_function(wrap_pyfunction!(softmax, module)?)?;
+    module.add_function(wrap_pyfunction!(softmax_forward, module)?)?;
+    module.add_function(wrap_pyfunction!(softmax_backward, module)?)?;
     module.add_function(wrap_pyfunction!(cross_entropy_forward, module)?)?;
     module.add_function(wrap_pyfunction!(cross_entropy_backward, module)?)?;
     module.add_function(wrap_pyfunction!(silu_forward, module)?)?;
