@@ -1,7 +1,7 @@
 # Entry points for developers and CI. The work is done by cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test-mpi test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test
+.PHONY: help setup test-mpi test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test book book-pictures
 
 # The ptxas that tests use: TILEWRIGHT_PTXAS if set, else the one that `make cuda-tools` downloads.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -21,6 +21,8 @@ help:
 	@echo 'make gpu-package  build build/gpu: GPU tests and benchmarks, to copy to a GPU machine (docs/gpu-testing.md)'
 	@echo 'make gpu-train-package  build build/gpu-train: tilewright with GPU training, to copy to a GPU machine (docs/gpu-testing.md)'
 	@echo 'make cuda-setup  download what --features tilewright-harness/cuda needs, if no CUDA toolkit is installed'
+	@echo 'make book      build the book of docs/ into build/book, with mdbook from PATH or from crates.io'
+	@echo 'make book-pictures  update the pictures of the book after a change of the compiler'
 	@echo 'make setup     install build dependencies (most other targets do this first)'
 
 setup:
@@ -66,6 +68,13 @@ wheel: setup
 wheel-test: setup
 	$(if $(WHEEL),,scripts/wheel.sh build dev)
 	scripts/wheel.sh test $(or $(WHEEL),build/wheel-dev/*.whl)
+
+# Installs mdbook into build/mdbook if it is not on PATH.
+book:
+	@scripts/book.sh
+
+book-pictures: setup
+	BLESS=1 cargo test -p tilewright-harness --test book pictures
 
 lint: setup
 	cargo fmt --all --check

@@ -6,6 +6,7 @@
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
+// ANCHOR: kernel
 /// out[i] = x[i] + y[i] for i < n.
 ///
 /// The function describes one *program instance*; a launch starts a grid of them. Each instance processes a tile of
@@ -20,6 +21,7 @@ pub fn vector_add(x: In<f32>, y: In<f32>, out: Out<f32>, n: i32, #[constexpr] ti
     let sum = load(x + i, mask = mask) + load(y + i, mask = mask);
     store(out + i, sum, mask = mask);
 }
+// ANCHOR_END: kernel
 
 /// Adds two vectors on `device`, checks the sum and times it.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,6 +30,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let y: Vec<f32> = (0..n).map(|i| (i as f32 * 0.3).cos()).collect();
     let want: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect();
 
+    // ANCHOR: launch
     // Device memory. `poisoned` fills it with NaN, which reveals elements that the kernel does not write.
     let x = Buffer::from_slice(device, &x)?;
     let y = Buffer::from_slice(device, &y)?;
@@ -38,6 +41,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let mut kernel = VectorAdd { x: &x, y: &y, out: &mut out, n: n as i32, tile };
     // The first launch compiles for this device, this `tile` and these alignments; later launches reuse the code.
     kernel.launch(device, n.div_ceil(tile))?;
+    // ANCHOR_END: launch
     let time = do_bench(device, 10.0, 50.0, || kernel.launch(device, n.div_ceil(tile)))?;
 
     // The error of one rounding to f32.

@@ -6,6 +6,7 @@
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
+// ANCHOR: kernel
 /// y[r, :] = softmax(x[r, :]), for rows that fit into one tile: `tile` ≥ cols.
 ///
 /// `T` is any float type. The grid is persistent: there are fewer programs than rows, and each processes every
@@ -31,6 +32,7 @@ pub fn softmax_rows<T: Float>(
         store(y + row * y_stride + col, (e / sum(e)).to::<T>(), mask = mask);
     }
 }
+// ANCHOR_END: kernel
 
 /// Computes the softmax of a matrix in f32 and in bf16.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {

@@ -6,6 +6,7 @@
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
+// ANCHOR: kernel
 constexpr_enum! {
     /// The activation of each element. It is a compile-time constant: a variant contains only its own code.
     pub enum Activation { Identity, Relu, LeakyRelu }
@@ -65,7 +66,9 @@ pub fn matmul(
     );
     store(c_block, activate(acc, activation).to::<f16>(), boundary_check = [0, 1]);
 }
+// ANCHOR_END: kernel
 
+// ANCHOR: order
 /// The tile (row, column) of c that a program computes.
 ///
 /// Concurrent programs should share rows of a and columns of b. In row-major order, the first 64 programs of a 64 × 64
@@ -85,7 +88,9 @@ fn grouped_order(
     let within = program % per_group;
     (first_row + within % rows, within / rows)
 }
+// ANCHOR_END: order
 
+// ANCHOR: activation
 /// `match` on a constexpr value: only the selected arm is compiled.
 #[device_fn]
 fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
@@ -95,6 +100,7 @@ fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
         Activation::LeakyRelu => where_(x >= 0.0, x, 0.01 * x),
     }
 }
+// ANCHOR_END: activation
 
 /// Multiplies matrices whose sizes are not multiples of the tiles, with each activation.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {

@@ -8,6 +8,7 @@ use tilewright::kernels::Tensor;
 use tilewright::kernels::attention::{self, Gradients, Options, Saved};
 use tilewright::prelude::*;
 
+// ANCHOR: kernel
 /// o [heads, n_q, d] of dense q [heads, n_q, d], k and v [heads, n_k, d]. `d` is a power of two.
 ///
 /// A program keeps one tile of queries and loops over the keys (online softmax). Maximum and sum of each row of scores
@@ -66,6 +67,7 @@ pub fn attention_fwd<T: Float>(
     );
     store(o_block, (acc / total.expand_dims(1)).to::<T>(), boundary_check = [0]);
 }
+// ANCHOR_END: kernel
 
 /// Runs the kernel above and the library's on the same tensors.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {

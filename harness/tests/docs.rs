@@ -1,6 +1,10 @@
-//! Checks that files, links, commands and passes in the documentation exist.
+//! Checks that files, links, anchors, included code, commands and passes in the documentation exist, and that the book's
+//! summary lists its pages.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -13,34 +17,122 @@ fn pages() -> Vec<(PathBuf, String)> {
         let paths = entries.map(|entry| entry.unwrap().path());
         paths.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect::<Vec<_>>()
     };
-    let paths = in_folder(root()).into_iter().chain(in_folder(root().join("docs")));
+    let folders = [root(), root().join("docs"), root().join("docs/tour")];
+    let paths = folders.into_iter().flat_map(in_folder);
     let pages: Vec<(PathBuf, String)> =
         paths.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect();
     assert!(pages.len() >= 8, "{pages:?}");
     pages
 }
 
-/// Returns the text without code.
-fn prose(text: &str) -> String {
-    let outside = |text: &str, fence: &str| text.split(fence).step_by(2).collect::<String>();
-    outside(&outside(text, "```"), "`")
+/// The links and images of a page, and the anchors of its headings.
+#[derive(Default)]
+struct Outline {
+    links: Vec<String>,
+    anchors: BTreeSet<String>,
+}
+
+fn outline(text: &str) -> Outline {
+    let mut found = Outline::default();
+    let mut heading: Option<String> = None;
+    for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
+        match event {
+            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                found.links.push(dest_url.to_string());
+            }
+            Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+            Event::Text(text) | Event::Code(text) => {
+                if let Some(heading) = &mut heading {
+                    *heading += &text;
+                }
+            }
+            Event::End(TagEnd::Heading(_)) => {
+                let is_kept = |c: &char| c.is_alphanumeric() || ['-', '_', ' '].contains(c);
+                let text = heading.take().unwrap_or_default().to_lowercase();
+                found.anchors.insert(text.chars().filter(is_kept).collect::<String>().replace(' ', "-"));
+            }
+            _ => {}
+        }
+    }
+    found
 }
 
 #[test]
 fn links_lead_somewhere() {
+    let pages = pages();
+    let outlines: BTreeMap<PathBuf, Outline> =
+        pages.iter().map(|(page, text)| (page.canonicalize().unwrap(), outline(text))).collect();
     let mut broken = Vec::new();
-    for (page, text) in pages() {
-        for target in prose(&text).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = target.split('#').next().unwrap_or_default();
-            if file.starts_with("http") || file.is_empty() {
+    for (page, of) in &outlines {
+        for target in &of.links {
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            if file.starts_with("http") {
                 continue;
             }
-            if !page.parent().unwrap().join(file).exists() {
+            let path = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let Ok(path) = path.canonicalize() else {
                 broken.push(format!("{}: {target}", page.display()));
+                continue;
+            };
+            let known = outlines.get(&path).is_none_or(|of| anchor.is_empty() || of.anchors.contains(anchor));
+            if !known {
+                broken.push(format!("{}: {target} is not a heading", page.display()));
             }
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+    assert!(outlines.values().map(|of| of.links.len()).sum::<usize>() > 100);
+}
+
+/// The summary lists every page of `docs/` once, and the book has every file that its pages link to.
+#[test]
+fn the_summary_of_the_book_is_complete() {
+    let docs = root().join("docs").canonicalize().unwrap();
+    let summary = std::fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
+    let listed: Vec<PathBuf> =
+        outline(&summary).links.iter().map(|link| docs.join(link).canonicalize().expect(link)).collect();
+    let distinct: BTreeSet<&PathBuf> = listed.iter().collect();
+    assert_eq!(distinct.len(), listed.len(), "a page is listed twice");
+    for (page, _) in pages() {
+        let page = page.canonicalize().unwrap();
+        let is_page = page.starts_with(&docs) && !page.ends_with("SUMMARY.md");
+        assert!(!is_page || distinct.contains(&page), "docs/SUMMARY.md does not list {}", page.display());
+    }
+    // What `make book` copies.
+    let script = std::fs::read_to_string(root().join("scripts/book.sh")).unwrap();
+    let files = script.lines().find_map(|line| line.strip_prefix("FILES=")).unwrap().trim_matches('"');
+    let copied: Vec<PathBuf> = ["docs", "examples"]
+        .into_iter()
+        .chain(files.split(' '))
+        .map(|file| root().join(file).canonicalize().expect(file))
+        .collect();
+    for page in &listed {
+        for link in outline(&std::fs::read_to_string(page).unwrap()).links {
+            let file = link.split('#').next().unwrap_or_default();
+            if !file.starts_with("http") && !file.is_empty() {
+                let path = page.parent().unwrap().join(file).canonicalize().expect(file);
+                let has = copied.iter().any(|copied| path.starts_with(copied));
+                assert!(has, "{}: scripts/book.sh does not copy {file}", page.display());
+            }
+        }
+    }
+}
+
+/// `{{#include FILE:ANCHOR}}` names a file and a part of it that exist.
+#[test]
+fn included_code_exists() {
+    let mut count = 0;
+    for (page, text) in pages() {
+        for include in text.split("{{#include ").skip(1).filter_map(|rest| rest.split("}}").next()) {
+            let (file, anchor) = include.split_once(':').unwrap_or_else(|| panic!("{include} has no anchor"));
+            let path = page.parent().unwrap().join(file);
+            let code = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{include}: {error}"));
+            let has = |mark: &str| code.lines().any(|line| line.trim() == format!("// {mark}: {anchor}"));
+            assert!(has("ANCHOR") && has("ANCHOR_END"), "{}: {include}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 6, "{count} includes were found");
 }
 
 /// Words in code font that look like paths from the root exist.
@@ -61,7 +153,8 @@ fn paths_exist() {
     assert!(absent.is_empty(), "{}", absent.join("\n"));
 }
 
-/// Every command in the blocks of shell of the pages about training and the assignment exists, with all its options.
+/// Every command in the blocks of shell of the pages about training and the assignment exists, with all its options. Those
+/// of the tour are run by `book.rs`.
 #[test]
 fn commands_exist() {
     let mut count = 0;

@@ -5,6 +5,7 @@ pub mod axis;
 pub mod bounds;
 pub mod buffers;
 pub mod combine;
+pub mod costs;
 pub mod dataflow;
 pub mod lattice;
 pub mod magnitude;

@@ -3,11 +3,14 @@
 //! [`Trace`] observes a compilation for a GPU and keeps the function after every pass; [`Trace::last`] is the function
 //! that is lowered. [`layouts`] and [`loops`] describe that function, as do
 //! [`registers::profile`](crate::analysis::registers::profile) and
-//! [`shared_memory`](crate::lower::nvptx::shared_memory).
+//! [`shared_memory`](crate::lower::nvptx::shared_memory). [`timeline`] predicts when the ops of a loop run.
+
+pub mod timeline;
 
 use crate::analysis::pipes::{Pipe, pipe};
 use crate::ir::{BlockId, DType, Func, LayoutId, Loc, Op, OpId, Stage, Type, Value};
 use crate::pipeline::Observer;
+use crate::schedule::stages::main_stage;
 use crate::text;
 use std::collections::{HashMap, VecDeque};
 
@@ -44,6 +47,10 @@ pub struct Trace {
     last: Func,
     numbers: Numbers,
     notes: Vec<String>,
+    /// The schedule: by an op's number, and for loads that run ahead by their location, the iterations that they run
+    /// ahead.
+    ahead: HashMap<u32, i64>,
+    loads_ahead: HashMap<Loc, i64>,
 }
 
 impl Trace {
@@ -55,7 +62,14 @@ impl Trace {
         let mut numbers = Numbers::default();
         numbers.extend(func);
         let first = snapshot(Trace::RECORDED, Stage::Tile, func, &numbers);
-        Trace { snapshots: vec![first], last: func.clone(), numbers, notes: Vec::new() }
+        Trace {
+            snapshots: vec![first],
+            last: func.clone(),
+            numbers,
+            notes: Vec::new(),
+            ahead: HashMap::new(),
+            loads_ahead: HashMap::new(),
+        }
     }
 
     /// The function as recorded and after each pass, in order.
@@ -72,6 +86,32 @@ impl Trace {
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
+
+    /// By how many iterations ops of the last function run ahead of their loop, or behind it (negative), as the
+    /// schedule of the loop says; 0 if not listed. A copy runs ahead as the load that it was.
+    pub fn ahead(&self) -> HashMap<OpId, i64> {
+        let of = |id: OpId| {
+            let by_number = || self.ahead.get(&self.numbers.ops[id.0 as usize]);
+            let is_copy =
+                matches!(self.last.op(id).op, Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. });
+            let by_loc = || self.loads_ahead.get(&self.last.op(id).loc).filter(|_| is_copy);
+            Some((id, *by_number().or_else(by_loc)?))
+        };
+        self.last.walk().into_iter().filter_map(of).collect()
+    }
+
+    /// Keeps the schedule that a pass chose.
+    fn keep_schedule(&mut self, func: &Func) {
+        for id in func.walk() {
+            let (Some(place), Some(block)) = (func.op(id).place, func.block_of(id)) else { continue };
+            let Some(main) = main_stage(func, block) else { continue };
+            let ahead = i64::from(main) - i64::from(place.stage);
+            self.ahead.insert(self.numbers.ops[id.0 as usize], ahead);
+            if place.depth.is_some() {
+                self.loads_ahead.insert(func.op(id).loc.clone(), ahead);
+            }
+        }
+    }
 }
 
 impl Observer for Trace {
@@ -80,6 +120,9 @@ impl Observer for Trace {
             self.numbers = self.numbers.of_rebuilt(&self.last, func);
         }
         self.numbers.extend(func);
+        if stage == Stage::Schedule {
+            self.keep_schedule(func);
+        }
         self.snapshots.push(snapshot(pass, stage, func, &self.numbers));
         self.last = func.clone();
     }

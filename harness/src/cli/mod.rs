@@ -61,6 +61,7 @@ use crate::dist::{lifeline, rank};
 use crate::signals::{self, StopSignal};
 
 pub use error::{CliError, Result, STOPPED};
+pub use explain::pictures as explain_pictures;
 use output::Output;
 
 /// GPU tile kernels written in Rust: PTX for the GPU, native code for the CPU, no CUDA toolkit.

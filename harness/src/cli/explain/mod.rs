@@ -12,21 +12,24 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use tilewright::codegen::target::{Code as TargetCode, GpuArch};
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright::codegen::target::{Code as TargetCode, CompileOptions, GpuArch, Target};
 
 use self::assemble::{Assembled, assemble};
 use self::code::{Code, Counts, classes, mma_count};
 use self::occupancy::occupancy;
 use self::roofline::{Peaks, Work, data_sheet};
 use self::subject::Subject;
-use super::compile::Schedule;
+use super::compile::{Request, Schedule};
 use super::{CliError, Result, value_parsers};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
 #[command(
     after_help = "The page of --html also shows what the compiler did: the IR after each pass beside the kernel's \
-                        source, the layouts of tiles, shared memory, registers, and the loops by pipe."
+                        source, a predicted timeline of each loop, the layouts of tiles, shared memory, registers, and \
+                        the loops by pipe. --svg writes its pictures as files."
 )]
 pub struct Arguments {
     /// Name of the kernel, as in `tilewright list`
@@ -70,6 +73,9 @@ pub struct Arguments {
     /// Peak memory bandwidth of the device, in GB/s. Default: NVIDIA's data sheet
     #[arg(long, value_name = "RATE", value_parser = value_parsers::positive)]
     peak_gbps: Option<f64>,
+    /// Write the pictures of the page of --html as SVG files to a folder, which is created if needed
+    #[arg(long, value_name = "FOLDER")]
+    svg: Option<PathBuf>,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -122,20 +128,71 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         time_ms: arguments.time_ms.or(row.and_then(|row| row.median_ms)),
         subject,
     };
+    let settings = page::Settings {
+        arch: arguments.target,
+        threads: facts.threads,
+        max_registers: facts.subject.request.options.max_registers,
+        kernel_line: facts.subject.request.def.line,
+    };
     let mut report = facts.report(arguments.target);
+    if let Some(table) = page::predicted_loops(&trace, &settings) {
+        report = report.table(table);
+    }
     if outputs.html.is_some() || outputs.out.is_some() {
-        let settings = page::Settings {
-            arch: arguments.target,
-            threads: facts.threads,
-            max_registers: facts.subject.request.options.max_registers,
-            kernel_line: facts.subject.request.def.line,
-        };
         let (sections, sources) = page::sections(&trace, &settings);
         report.interactive = Some(sections);
         // The page must not replace the kernel that it shows.
         outputs.inputs.extend(sources);
     }
     outputs.write(report, out)?;
+    if let Some(folder) = &arguments.svg {
+        write_pictures(folder, &page::pictures(&trace, &settings), &outputs, out)?;
+    }
+    Ok(())
+}
+
+/// The pictures of `--svg` of any kernel, compiled for dense tensors whose extents are multiples of 16: stems of file
+/// names, and SVG.
+///
+/// # Errors
+/// A mistake in the kernel, or a feature that the target lacks.
+pub fn pictures(
+    def: &'static KernelDef,
+    dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
+    arch: GpuArch,
+    options: &CompileOptions,
+) -> Result<Vec<(String, String)>> {
+    let request = Request {
+        def,
+        dtypes: dtypes.to_vec(),
+        constants: constants.to_vec(),
+        specialization: subject::dense(def),
+        target: Target::Nvptx(arch),
+        options: options.clone(),
+    };
+    let (artifact, trace) = super::compile::compile_traced(&request)?;
+    let settings = page::Settings {
+        arch,
+        threads: artifact.manifest.threads,
+        max_registers: options.max_registers,
+        kernel_line: def.line,
+    };
+    let pictures = page::pictures(&trace, &settings).into_iter();
+    Ok(pictures.map(|picture| (picture.name.clone(), picture.file())).collect())
+}
+
+/// Writes each picture to a file of its name in the folder.
+fn write_pictures(folder: &Path, pictures: &[page::Picture], outputs: &Outputs, out: &mut dyn Write) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| CliError::file("create the folder", folder, error))?;
+    let inputs: Vec<&Path> = outputs.inputs.iter().map(PathBuf::as_path).collect();
+    for picture in pictures {
+        let path = folder.join(format!("{}.svg", picture.name));
+        crate::files::check_distinct(&[&path], &inputs).map_err(|clash| CliError::Failure(clash.to_string()))?;
+        crate::files::replace(&path, |file| file.write_all(picture.file().as_bytes()))
+            .map_err(|error| CliError::file("write", &path, error))?;
+        writeln!(out, "wrote {}", path.display()).map_err(|error| CliError::file("write", &path, error))?;
+    }
     Ok(())
 }
 

@@ -347,7 +347,7 @@ fn shipped_config(
 }
 
 /// Returns the specialization for dense tensors whose extents are multiples of 16.
-fn dense(def: &'static KernelDef) -> Specialization {
+pub fn dense(def: &'static KernelDef) -> Specialization {
     let innermost: Vec<&str> = bind::strides(def).into_values().filter_map(|s| s.params.last().copied()).collect();
     let multiple = ArgSpec { divisible_by: 16, equal_to: None };
     let args = def.params.iter().filter_map(|p| match p.kind {

@@ -7,7 +7,7 @@ use tilewright::codegen::explain::{LayoutUse, layouts};
 use tilewright::codegen::ir::{DType, Func};
 use tilewright::codegen::layout::{Dim, InverseLayout, LinearLayout};
 
-use super::svg::{Rect, Svg};
+use super::svg::{Picture, Rect, Svg};
 use super::{OpNames, plural};
 use crate::report::escaped;
 
@@ -42,16 +42,19 @@ fn layout(func: &Func, of: &LayoutUse, names: &OpNames) -> String {
         0 | 1 => String::new(),
         _ => format!("; each element is stored {copies} times, the first place is shown"),
     };
-    let (what, pictures) = match of.elem {
-        _ if !layout.is_surjective() => ("incomplete".to_string(), String::new()),
+    let what = match of.elem {
+        _ if !layout.is_surjective() => "incomplete".to_string(),
         None => {
-            let warps = layout.num_warps();
             let registers = plural(layout.num_registers(), "element");
-            let what = format!("registers: {registers} per thread, {}{replicated}", plural(warps, "warp"));
-            (what, overview(layout, &name) + &owners(layout, &name))
+            format!("registers: {registers} per thread, {}{replicated}", plural(layout.num_warps(), "warp"))
         }
-        Some(elem) => (format!("shared memory, {elem}"), banks(layout, elem, &name)),
+        Some(elem) => format!("shared memory, {elem}"),
     };
+    let shown = grids(func, of).into_iter().map(|Grid { heading, picture, note }| {
+        let note = if note.is_empty() { note } else { format!("<p class=\"note\">{note}</p>\n") };
+        format!("<h4>{heading}</h4>\n{}{note}", picture.html())
+    });
+    let pictures: String = shown.collect();
     let mut out = format!(
         "<details{}>\n<summary><code>{name}</code> {shape}, {}</summary>\n{pictures}",
         if of.elem.is_some() || layout.num_warps() > 1 && layout.rank() > 1 { " open" } else { "" },
@@ -60,6 +63,33 @@ fn layout(func: &Func, of: &LayoutUse, names: &OpNames) -> String {
     let _ = writeln!(out, "<p class=\"note\"><code>{}</code></p>", escaped(&layout.to_string()));
     let _ = writeln!(out, "<p class=\"note\">Defined by {}.</p>\n</details>", names.links(&of.ops));
     out
+}
+
+/// A picture with the text around it.
+struct Grid {
+    heading: String,
+    picture: Picture,
+    /// Empty if all of the tile is shown.
+    note: String,
+}
+
+/// The pictures of all layouts, named by what they show.
+pub fn pictures(func: &Func) -> Vec<Picture> {
+    layouts(func).iter().flat_map(|of| grids(func, of)).map(|grid| grid.picture).collect()
+}
+
+fn grids(func: &Func, of: &LayoutUse) -> Vec<Grid> {
+    let layout = func.layout(of.layout);
+    let shape = layout.shape().iter().map(u32::to_string).collect::<Vec<_>>().join("x");
+    let op = of.ops.first().map_or("tile", |&id| func.op(id).op.mnemonic());
+    match of.elem {
+        _ if !layout.is_surjective() => Vec::new(),
+        None => {
+            let name = format!("registers-{shape}-{op}");
+            overview(layout, &name).into_iter().chain([owners(layout, &name)]).collect()
+        }
+        Some(elem) => vec![banks(layout, elem, &format!("shared-{shape}-{elem}"))],
+    }
 }
 
 /// How the coordinates of a tile are arranged on a page: the last two axes, or rows of a one-dimensional tile.
@@ -113,7 +143,7 @@ impl Sheet {
         }
         match notes.is_empty() {
             true => String::new(),
-            false => format!("<p class=\"note\">Shown: {}.</p>\n", notes.join("; ")),
+            false => format!("Shown: {}.", notes.join("; ")),
         }
     }
 }
@@ -135,12 +165,12 @@ fn axes(svg: &mut Svg, rows: u32, columns: u32, step: u32) {
 }
 
 /// The warps of the whole tile.
-fn overview(layout: &LinearLayout, name: &str) -> String {
+fn overview(layout: &LinearLayout, name: &str) -> Option<Grid> {
     const SIDE: f64 = 192.0;
     let sheet = Sheet::new(layout, layout.rank().saturating_sub(1));
     let inverse = layout.pseudo_invert();
     if layout.num_warps() == 1 || sheet.row_axis.is_none() || (sheet.rows <= MAX_ROWS && sheet.columns <= MAX_COLUMNS) {
-        return String::new();
+        return None;
     }
     // The largest boxes whose elements have the same warp: a warp bit changes at every multiple of them.
     let warp_at = |row: u32, column: u32| inverse.apply(&sheet.coordinates(row, column)).warp;
@@ -174,19 +204,20 @@ fn overview(layout: &LinearLayout, name: &str) -> String {
                 op: None,
                 tooltip: &tooltip,
             });
-            svg.text(x + cell_width / 2.0, y + cell_height / 2.0 + 4.0, "middle", warp);
+            svg.text(x + cell_width / 2.0, y + cell_height / 2.0 + 4.0, "middle cellno", warp);
         }
     }
     let shown = match across * down {
         shown if shown < all => format!(" ({shown} of {all} blocks)"),
         _ => String::new(),
     };
-    let heading = format!("<h4>Warps of the tile, in blocks of {height}×{width} elements{shown}</h4>\n");
-    heading + &svg.finish(&format!("Warps of the tile of layout {name}"))
+    let heading = format!("Warps of the tile, in blocks of {height}×{width} elements{shown}");
+    let picture = svg.finish(format!("{name}-warps"), heading.clone());
+    Some(Grid { heading, picture, note: String::new() })
 }
 
 /// The lane of each element, colored by warp.
-fn owners(layout: &LinearLayout, name: &str) -> String {
+fn owners(layout: &LinearLayout, name: &str) -> Grid {
     let sheet = Sheet::new(layout, layout.rank().saturating_sub(1));
     let inverse = layout.pseudo_invert();
     let (rows, columns) = (sheet.rows.min(MAX_ROWS), sheet.columns.min(MAX_COLUMNS));
@@ -202,13 +233,13 @@ fn owners(layout: &LinearLayout, name: &str) -> String {
         );
         (place.warp % COLORS, place.lane, tooltip)
     };
-    let heading = "<h4>Lane of each element, colored by warp</h4>\n";
-    let svg = grid(rows, columns, 1, cell).finish(&format!("Lanes of layout {name}"));
-    heading.to_string() + &svg + &sheet.note(layout, rows, columns)
+    let heading = "Lane of each element, colored by warp".to_string();
+    let picture = grid(rows, columns, 1, cell).finish(name, heading.clone());
+    Grid { heading, picture, note: sheet.note(layout, rows, columns) }
 }
 
 /// The bank of each word of a shared buffer.
-fn banks(layout: &LinearLayout, elem: DType, name: &str) -> String {
+fn banks(layout: &LinearLayout, elem: DType, name: &str) -> Grid {
     let contiguous = layout.bases(Dim::Offset).first().and_then(|basis| basis.iter().position(|&step| step != 0));
     let sheet = Sheet::new(layout, contiguous.unwrap_or_default());
     let inverse: InverseLayout = layout.pseudo_invert();
@@ -224,11 +255,11 @@ fn banks(layout: &LinearLayout, elem: DType, name: &str) -> String {
         (bank / (16 / BANK_BYTES) % COLORS, bank, tooltip)
     };
     let heading = format!(
-        "<h4>Bank of each {BANK_BYTES}-byte word ({}), colored by 16-byte chunk of the {BANKS} banks</h4>\n",
+        "Bank of each {BANK_BYTES}-byte word ({}), colored by 16-byte chunk of the {BANKS} banks",
         plural(per_word as usize, "element")
     );
-    let svg = grid(rows, words, per_word, cell).finish(&format!("Banks of layout {name}"));
-    heading + &svg + &sheet.note(layout, rows, words * per_word)
+    let picture = grid(rows, words, per_word, cell).finish(name, heading.clone());
+    Grid { heading, picture, note: sheet.note(layout, rows, words * per_word) }
 }
 
 /// A grid whose cells have a color, a number and a tooltip. Columns are numbered in steps of `step`.

@@ -3,11 +3,12 @@
 //! Pictures and tables are HTML and SVG, readable without JavaScript. `page.js` shows the IR after any two passes side
 //! by side, from a block of JSON, and connects ops with their source lines. All text from the kernel is escaped.
 //!
-//! In reading order: this file (the page and its data), [`source`] (the kernel's source), [`svg`], [`layouts`],
-//! [`timeline`] (shared memory and registers), [`loops`].
+//! In reading order: this file (the page and its data), [`source`] (the kernel's source), [`svg`], [`timeline`],
+//! [`layouts`], [`over_ops`] (shared memory and registers), [`loops`].
 
 mod layouts;
 mod loops;
+mod over_ops;
 mod source;
 mod svg;
 #[cfg(test)]
@@ -19,14 +20,17 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tilewright::codegen::analysis::registers;
+use tilewright::codegen::explain::timeline::{self as prediction, Timeline, timelines};
 use tilewright::codegen::explain::{IrLine, Trace};
-use tilewright::codegen::ir::{OpId, Stage};
-use tilewright::codegen::lower::nvptx::shared_memory;
+use tilewright::codegen::ir::{Func, Op, OpId, Stage};
+use tilewright::codegen::lower::nvptx::{SharedMemory, shared_memory};
 use tilewright::codegen::target::GpuArch;
 
+use self::over_ops::OpAxis;
 use self::source::Sources;
-use self::timeline::Timeline;
-use crate::report::{Interactive, escaped};
+pub use self::svg::Picture;
+use super::occupancy::occupancy;
+use crate::report::{Interactive, Table, escaped};
 
 /// What the sections depend on besides the compilation's trace.
 pub struct Settings {
@@ -42,7 +46,7 @@ pub struct Settings {
 pub fn sections(trace: &Trace, settings: &Settings) -> (Interactive, Vec<PathBuf>) {
     let sources = Sources::of(trace, settings.kernel_line);
     let interactive = Interactive {
-        style: include_str!("page.css"),
+        style: concat!(include_str!("svg.css"), include_str!("page.css")),
         script: include_str!("page.js"),
         body: body(trace, settings, &sources),
     };
@@ -55,8 +59,9 @@ fn body(trace: &Trace, settings: &Settings, sources: &Sources) -> String {
     let shared = shared_memory(func, settings.arch);
     let limit = settings.arch.max_shared_bytes();
     let profile = registers::profile(func);
-    let available = timeline::available(settings.threads, settings.max_registers);
-    let pictures = Timeline::new(func, &names);
+    let available = over_ops::available(settings.threads, settings.max_registers);
+    let pictures = OpAxis::new(func, &names);
+    let predicted = predict(trace, settings, &shared);
     filled(include_str!("page.html"), |name| match name {
         "source" => sources.html(),
         "final" => escaped(&indented(last_lines(trace))),
@@ -66,13 +71,75 @@ fn body(trace: &Trace, settings: &Settings, sources: &Sources) -> String {
         "shared-bytes" => shared.bytes.to_string(),
         "shared-limit" => limit.to_string(),
         "arch" => settings.arch.name().to_string(),
-        "shared" => pictures.shared(&shared, limit),
-        "peak" => timeline::peak(&profile).to_string(),
+        "shared" => pictures.shared(&shared, limit).html(),
+        "blocks" => plural(blocks_per_sm(func, settings, &shared) as usize, "block"),
+        "timelines" => timeline::section(func, &predicted, &names),
+        "peak" => over_ops::peak(&profile).to_string(),
         "available" => available.to_string(),
-        "registers" => pictures.registers(&profile, available),
+        "registers" => pictures.registers(&profile, available).html(),
         "loops" => loops::section(func, &shared, &names),
         other => unreachable!("page.html names `{other}`"),
     })
+}
+
+/// All pictures of the page, with names that differ.
+pub fn pictures(trace: &Trace, settings: &Settings) -> Vec<Picture> {
+    let func = trace.last();
+    let names = OpNames::new(trace);
+    let shared = shared_memory(func, settings.arch);
+    let available = over_ops::available(settings.threads, settings.max_registers);
+    let axis = OpAxis::new(func, &names);
+    let predicted = predict(trace, settings, &shared);
+    let loops = predicted.iter().enumerate().map(|(n, of)| timeline::picture(func, n, of, &names));
+    let mut all: Vec<Picture> = loops.collect();
+    all.push(axis.shared(&shared, settings.arch.max_shared_bytes()));
+    all.push(axis.registers(&registers::profile(func), available));
+    all.extend(layouts::pictures(func));
+    let mut used: HashMap<String, usize> = HashMap::new();
+    for picture in &mut all {
+        let count = used.entry(picture.name.clone()).or_insert(0);
+        *count += 1;
+        if *count > 1 {
+            picture.name += &format!("-{count}");
+        }
+    }
+    all
+}
+
+/// The predicted loops as a table.
+pub fn predicted_loops(trace: &Trace, settings: &Settings) -> Option<Table> {
+    let shared = shared_memory(trace.last(), settings.arch);
+    timeline::table(trace.last(), &predict(trace, settings, &shared))
+}
+
+fn predict(trace: &Trace, settings: &Settings, shared: &SharedMemory) -> Vec<Timeline> {
+    let func = trace.last();
+    let settings = prediction::Settings {
+        arch: settings.arch,
+        warps: settings.threads / 32,
+        blocks: blocks_per_sm(func, settings, shared),
+        barriers: shared.barriers.clone(),
+        ahead: trace.ahead(),
+    };
+    timelines(func, &settings)
+}
+
+/// The blocks that an SM holds: an estimate that needs no assembler.
+fn blocks_per_sm(func: &Func, settings: &Settings, shared: &SharedMemory) -> u32 {
+    /// Registers per thread for addresses, counters and masks, which the estimate of tiles does not have.
+    const OTHERS: u32 = 52;
+    let launched = over_ops::available(settings.threads, settings.max_registers);
+    let specialized = func.walk().into_iter().find_map(|id| match &func.op(id).op {
+        // Consumers and four more warps; `setmaxnreg` moves registers between them.
+        Op::WarpSpecialize { warps, registers, .. } => match registers[..] {
+            [consumer, producer] => Some((consumer * warps + producer * 4).div_ceil(warps + 4)),
+            _ => None,
+        },
+        _ => None,
+    });
+    let estimate = || (over_ops::peak(&registers::profile(func)) + OTHERS).next_multiple_of(8);
+    let registers = specialized.unwrap_or_else(estimate).min(launched);
+    occupancy(settings.arch, settings.threads, registers, shared.bytes).blocks.max(1)
 }
 
 /// Replaces each `{{name}}` of a template, in one pass: values may contain braces.

@@ -166,6 +166,96 @@ fn pictures_show_the_kernel() {
     assert!(section("source").contains("pub fn flash_attention_fwd"));
 }
 
+/// A bar of the first timeline, from its tooltip.
+struct TimelineBar {
+    op: String,
+    group: String,
+    pipe: String,
+    iteration: String,
+    begin: f64,
+    end: f64,
+}
+
+impl TimelineBar {
+    fn overlap(&self, other: &TimelineBar) -> f64 {
+        (self.end.min(other.end) - self.begin.max(other.begin)).max(0.0)
+    }
+}
+
+fn timeline_bars(page: &str) -> Vec<TimelineBar> {
+    let section = page.split("<section id=\"timeline\">").nth(1).unwrap().split("</details>").next().unwrap();
+    let bar = |title: &str| {
+        let title = title.split("</title>").next()?;
+        let (before, cycles) = title.rsplit_once(", cycles ")?;
+        let (begin, end) = cycles.split_once(" to ")?;
+        let (op, place) = before.split_once(": ")?;
+        let words: Vec<&str> = place.split(", ").collect();
+        let [group @ .., pipe, iteration] = &words[..] else { return None };
+        let op = op.split(", line").next()?.rsplit(' ').next()?.to_string();
+        let (group, pipe, iteration) = (group.join(", "), pipe.to_string(), iteration.to_string());
+        Some(TimelineBar { op, group, pipe, iteration, begin: begin.parse().ok()?, end: end.parse().ok()? })
+    };
+    section.split("<title>").skip(1).map(|title| bar(title).unwrap_or_else(|| panic!("{title}"))).collect()
+}
+
+/// FlashAttention-3's schedule: while one warpgroup computes its softmax, MMAs run; the MMAs of a warpgroup are S of one
+/// tile, then O of the tile before; a producer copies ahead.
+#[test]
+fn the_timeline_shows_ping_pong_and_overlap() {
+    for (settings, groups) in [
+        ("d=128,causal=true", ["consumer 0", "consumer 1"]),
+        ("d=64,causal=true", ["block 0, consumer", "block 1, consumer"]),
+    ] {
+        let page = explained(&["flash_attention_fwd", "--set", settings, "--pingpong", "true"]);
+        assert!(page.contains("Predicted, not measured"));
+        let bars = timeline_bars(&page);
+        let of = |group: &str, pipe: &str| -> Vec<&TimelineBar> {
+            bars.iter().filter(|bar| bar.group == group && bar.pipe == pipe).collect()
+        };
+        let mmas = groups.map(|group| of(group, "MMA"));
+        assert!(mmas.iter().all(|of| of.len() >= 4 && of.iter().all(|bar| bar.op == "wgmma")), "{settings}");
+        // A pipe runs one op at a time; cycles are rounded.
+        assert!(mmas[0].iter().all(|a| mmas[1].iter().all(|b| a.overlap(b) <= 1.0)), "{settings}");
+        let softmax = of(groups[0], "MUFU");
+        // Without those of a row vector, and those that the picture shows in part.
+        let section = page.split("<section id=\"timeline\">").nth(1).unwrap();
+        let interval = section.split(" cycles per iteration").next().and_then(|text| text.rsplit(' ').next()).unwrap();
+        let length = 3.0 * interval.parse::<f64>().unwrap();
+        let is_whole = |bar: &&&TimelineBar| bar.begin >= 0.0 && bar.end <= length && bar.end - bar.begin > 100.0;
+        let tiles: Vec<_> = softmax.iter().filter(is_whole).collect();
+        let hidden = |bar: &TimelineBar| {
+            let under: f64 = mmas.iter().flatten().map(|mma| bar.overlap(mma)).sum();
+            under > 0.5 * (bar.end - bar.begin)
+        };
+        // Copies bound the loop of d = 64: at times they are late.
+        let count = tiles.iter().filter(|bar| hidden(bar)).count();
+        assert!(count > 0 && 2 * count >= tiles.len(), "{settings}");
+        let iterations: Vec<&str> = mmas[0].iter().map(|bar| bar.iteration.as_str()).collect();
+        assert!(iterations.windows(2).any(|pair| pair == ["iteration i+1", "iteration i"]), "{iterations:?}");
+        let copies: Vec<_> = bars.iter().filter(|bar| bar.pipe == "copy").collect();
+        assert!(copies.len() >= 4 && copies.iter().all(|bar| bar.group.ends_with("producer") && bar.op == "tma_load"));
+    }
+}
+
+#[test]
+fn pictures_are_files_too() {
+    let dir = crate::files::temporary_folder().unwrap();
+    let folder = dir.path().join("new");
+    let words = ["explain", "matmul", "--svg", folder.to_str().unwrap()];
+    let CommandLine { arguments } = CommandLine::try_parse_from(words).unwrap();
+    let mut out = Vec::new();
+    explain::run(&arguments, &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    for name in ["timeline-1", "shared-memory", "registers"] {
+        let path = folder.join(format!("{name}.svg"));
+        assert!(out.contains(&format!("wrote {}", path.display())), "{out}");
+        let svg = std::fs::read_to_string(path).unwrap();
+        let elements = elements(&format!("<!DOCTYPE html><title>x</title>{svg}"));
+        let colors = elements.iter().any(|e| e.name == "style" && e.text.contains("prefers-color-scheme: dark"));
+        assert!(colors && !svg.contains("data-op") && svg.matches("<rect").count() > 3, "{svg}");
+    }
+}
+
 /// A function whose names, text and source try to leave their places on the page.
 fn hostile(file: &Path) -> Func {
     const NAME: &str = "k</script><img src=x onerror=alert(1)>\"'&{{data}}";

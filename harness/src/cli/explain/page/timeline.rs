@@ -1,209 +1,198 @@
-//! Pictures over the ops of a function in order: shared memory and registers.
+//! Pictures of predicted timelines: a row per group of warps and pipe, a bar per op.
 
-use tilewright::codegen::analysis::registers::{self, Point};
-use tilewright::codegen::explain::{Partition, loops, partitions};
-use tilewright::codegen::ir::{Func, Op, OpId};
-use tilewright::codegen::lower::nvptx::{Contents, SharedMemory};
+use tilewright::codegen::analysis::pipes::Pipe;
+use tilewright::codegen::explain::timeline::{Bar, SHOWN, Timeline};
+use tilewright::codegen::ir::Func;
 
-use super::svg::{Rect, Svg};
+use super::svg::{Picture, Rect, Svg};
 use super::{OpNames, plural};
+use crate::report::escaped;
+use crate::report::{Cell, Column, Table};
 
-const LEFT: f64 = 70.0;
-const TOP: f64 = 12.0;
-const PLOT: (f64, f64) = (880.0, 260.0);
-/// Height of a row of loops or partitions below the axis.
-const BAND: f64 = 18.0;
+const LEFT: f64 = 190.0;
+const TOP: f64 = 22.0;
+const PLOT: f64 = 860.0;
+const ROW: f64 = 20.0;
+/// Space between the rows of two groups.
+const GAP: f64 = 8.0;
+/// Average width of a character of a label.
+const CHARACTER: f64 = 7.0;
+/// Blocks of the SM that are drawn: the others run in the same way.
+const BLOCKS: usize = 2;
+/// Iterations of different colors.
+const COLORS: i64 = 4;
 
-/// The ops of a function along the x axis.
-pub struct Timeline<'a> {
-    func: &'a Func,
-    names: &'a OpNames,
-    order: Vec<OpId>,
+/// A part of the page for each loop.
+pub fn section(func: &Func, timelines: &[Timeline], names: &OpNames) -> String {
+    if timelines.is_empty() {
+        return "<p>No innermost loop of the function has a timeline.</p>\n".to_string();
+    }
+    timelines.iter().enumerate().map(|(n, of)| part(func, n, of, names)).collect()
 }
 
-impl<'a> Timeline<'a> {
-    pub fn new(func: &'a Func, names: &'a OpNames) -> Timeline<'a> {
-        Timeline { func, names, order: func.walk() }
-    }
+fn part(func: &Func, number: usize, of: &Timeline, names: &OpNames) -> String {
+    let busy: Vec<String> = of
+        .busy
+        .iter()
+        .map(|(pipe, cycles)| format!("{} {cycles:.0} ({:.0} %)", pipe.name(), 100.0 * cycles / of.interval))
+        .collect();
+    format!(
+        "<details{}>\n<summary>{} <code>{}</code>: {:.0} cycles per iteration; bound by {}</summary>\n{}\
+         <p class=\"note\">Cycles per iteration in which each pipe is busy: {}.</p>\n</details>\n",
+        if number < 2 { " open" } else { "" },
+        place(func, of),
+        escaped(names.short(of.op)),
+        of.interval,
+        escaped(&of.bound_in_words()),
+        picture(func, number, of, names).html(),
+        escaped(&busy.join(", "))
+    )
+}
 
-    fn x(&self, position: usize) -> f64 {
-        LEFT + PLOT.0 * position as f64 / self.order.len().max(1) as f64
-    }
+/// The line of a loop.
+fn place(func: &Func, of: &Timeline) -> String {
+    let loc = &func.op(of.op).loc;
+    if loc.is_unknown() { "Loop".to_string() } else { format!("Loop, line {},", loc.line) }
+}
 
-    fn position(&self, id: OpId) -> usize {
-        self.order.iter().position(|&op| op == id).unwrap_or_default()
+/// Intervals and bounds as a table.
+pub fn table(func: &Func, timelines: &[Timeline]) -> Option<Table> {
+    let columns = [
+        Column::text("loop"),
+        Column::integer("cycles per iteration").key("cycles"),
+        Column::text("bound by").key("bound"),
+    ];
+    let mut table = Table::new("loops", "Predicted loops, on an SM at its peak rates", columns);
+    for of in timelines {
+        let name = place(func, of).trim_end_matches(',').to_string();
+        table.push([name.into(), Cell::from(of.interval.round() as usize), of.bound_in_words().into()]);
     }
+    let blocks = timelines.first().map_or(1, blocks);
+    let note = format!(
+        "For {} per SM: an iteration of each. A prediction from the compiled loop and the hardware's rates, not a \
+         measurement.",
+        plural(blocks, "block")
+    );
+    (!timelines.is_empty()).then(|| table.note(note))
+}
 
-    /// A picture with a y axis from 0 to `top`, marks at `marks`, and bands for partitions and loops below.
-    fn frame(&self, top: f64, marks: &[(f64, String)]) -> Svg {
-        let bands = self.bands();
-        let rows = bands.iter().map(|band| band.row + 1).max().unwrap_or(0);
-        let mut svg = Svg::new(LEFT + PLOT.0 + 90.0, TOP + PLOT.1 + 8.0 + BAND * (rows + 1) as f64);
-        let bottom = TOP + PLOT.1;
-        svg.line((LEFT, TOP), (LEFT, bottom), "axis");
-        svg.line((LEFT, bottom), (LEFT + PLOT.0, bottom), "axis");
-        for (value, label) in marks {
-            let y = bottom - PLOT.1 * value / top;
-            svg.line((LEFT - 4.0, y), (LEFT, y), "axis");
-            svg.text(LEFT - 8.0, y + 4.0, "end small", label);
-        }
-        for band in bands {
-            let (x, y) = (self.x(band.first), bottom + 6.0 + BAND * band.row as f64);
-            let width = self.x(band.last + 1) - x;
-            let (height, op, tooltip) = (BAND - 3.0, self.names.number(self.order[band.first]), band.name.as_str());
-            svg.rect(&Rect { x, y, width, height, class: "band", op, tooltip });
-            // About 6 pixels per character.
-            if width > 6.0 * band.name.len() as f64 {
-                svg.text(x + 4.0, y + 12.0, "small", &band.name);
-            }
-        }
-        let y = bottom + 6.0 + BAND * rows as f64 + 12.0;
-        svg.text(LEFT, y, "small", format!("{}, in the order of the text →", plural(self.order.len(), "op")));
-        svg
+/// The blocks of the SM.
+fn blocks(of: &Timeline) -> usize {
+    of.groups.iter().map(|group| group.block + 1).max().unwrap_or(1)
+}
+
+/// The timeline of a loop.
+pub fn picture(func: &Func, number: usize, of: &Timeline, names: &OpNames) -> Picture {
+    let rows = rows(of);
+    let mut groups = 0;
+    let bottom = rows.last().map_or(TOP, |row| row.y + ROW);
+    let mut svg = Svg::new(LEFT + PLOT + 60.0, bottom + 44.0);
+    let others = blocks(of).saturating_sub(BLOCKS);
+    if others > 0 {
+        svg.text(4.0, bottom + 29.0, "small", format!("and {}", plural(others, "more block")));
     }
-
-    /// Partitions in the first row, then loops by nesting.
-    fn bands(&self) -> Vec<Band> {
-        let mut bands: Vec<Band> = Vec::new();
-        for (i, (_, partition)) in partitions(self.func).into_iter().enumerate() {
-            if partition == Partition::All {
-                continue;
-            }
-            match bands.last_mut() {
-                Some(band) if band.name == partition.name() => band.last = i,
-                _ => bands.push(Band { name: partition.name().to_string(), row: 0, first: i, last: i }),
-            }
-        }
-        let row = usize::from(!bands.is_empty());
-        let mut spans: Vec<(usize, usize)> = Vec::new();
-        for (n, found) in loops(self.func).iter().enumerate() {
-            let first = self.position(found.op);
-            let inside = self.func.op(found.op).regions.iter().flat_map(|&region| self.func.walk_from(region));
-            let last = inside.last().map_or(first, |id| self.position(id));
-            let depth = spans.iter().filter(|(start, end)| *start < first && last <= *end).count();
-            spans.push((first, last));
-            bands.push(Band { name: format!("loop {}", n + 1), row: row + depth, first, last });
-        }
-        bands
+    let x = |cycles: f64| LEFT + PLOT * cycles.clamp(0.0, of.length()) / of.length();
+    for n in 0..=SHOWN {
+        let at = of.interval * n as f64;
+        svg.line((x(at), TOP - 4.0), (x(at), bottom + 2.0), "grid");
+        let unit = if n == SHOWN { " cycles" } else { "" };
+        svg.text(x(at), TOP - 8.0, "middle small", format!("{at:.0}{unit}"));
     }
-
-    /// The buffers in shared memory, over address and time.
-    pub fn shared(&self, shared: &SharedMemory, limit: u32) -> String {
-        let top = f64::from(limit.max(shared.bytes));
-        let marks = [0, shared.bytes, limit].map(|bytes| (f64::from(bytes), kib(bytes)));
-        let marks: Vec<_> = marks.into_iter().filter(|(at, _)| *at == top || top - at > top * 0.04).collect();
-        let mut svg = self.frame(top, &marks);
-        let bottom = TOP + PLOT.1;
-        for part in &shared.parts {
-            let (x, end) = (self.x(part.first), self.x(part.last + 1));
-            let height = (PLOT.1 * f64::from(part.bytes) / top).max(3.0);
-            let y = bottom - PLOT.1 * f64::from(part.offset) / top - height;
-            let (class, what) = match part.contents {
-                Contents::Buffer => ("cell c0", "buffer"),
-                Contents::Ring => ("cell c1", "ring of asynchronous copies"),
-                Contents::Mbarriers => ("cell c2", "mbarriers"),
-                Contents::Scratch => ("cell c3", "scratch memory"),
-                Contents::BulkReduction => ("cell c4", "operand of bulk reductions"),
-            };
-            let name = self.names.short(part.op);
-            let tooltip = format!(
-                "{what} of {name}: {} bytes at {}, live from op {} to {}",
-                part.bytes, part.offset, part.first, part.last
-            );
-            let op = self.names.number(part.op);
-            svg.rect(&Rect { x, y, width: (end - x).max(2.0), height, class, op, tooltip: &tooltip });
-            let label = format!("{name}: {what}, {}", kib(part.bytes));
-            if height >= 13.0 && end - x > 6.5 * label.len() as f64 {
-                svg.text(x + 4.0, y + height / 2.0 + 4.0, "small cellno", label);
-            }
+    let mut last = None;
+    for row in &rows {
+        if last != Some(row.group) {
+            last = Some(row.group);
+            groups += 1;
+            svg.text(4.0, row.y + 13.0, "small", of.group_name(row.group));
         }
-        let y = bottom - PLOT.1 * f64::from(limit) / top;
-        svg.line((LEFT, y), (LEFT + PLOT.0, y), "limit");
-        svg.text(LEFT + PLOT.0 + 4.0, y + 4.0, "small", "limit");
-        svg.finish("Shared memory by address and op")
+        svg.text(
+            LEFT - 6.0,
+            row.y + 13.0,
+            "end small",
+            if row.pipe == Pipe::Barrier { "waits" } else { row.pipe.name() },
+        );
+        svg.line((LEFT, row.y + ROW), (LEFT + PLOT, row.y + ROW), "grid");
+        for bar in of.bars.iter().filter(|bar| (bar.group, bar.pipe) == (row.group, row.pipe)) {
+            draw(func, of, bar, row.y, (x(bar.begin), x(bar.end)), names, &mut svg);
+        }
     }
+    legend(of, bottom + 18.0, &mut svg);
+    let label = format!(
+        "Predicted timeline of {SHOWN} iterations of a loop, {:.0} cycles each, for {}",
+        of.interval,
+        plural(groups, "group of warps")
+    );
+    svg.finish(format!("timeline-{}", number + 1), label)
+}
 
-    /// The live registers at each op, with the limit of its partition.
-    pub fn registers(&self, profile: &[Point], available: u32) -> String {
-        let limits = self.limits(available);
-        let peak = profile.iter().map(|point| point.live).max().unwrap_or(0);
-        let top = f64::from(limits.iter().copied().chain([peak, 1]).max().unwrap_or(1)) * 1.05;
-        let marks: Vec<(f64, String)> =
-            (0..=4).map(|n| 64 * n).filter(|&n| f64::from(n) <= top).map(|n| (f64::from(n), n.to_string())).collect();
-        let mut svg = self.frame(top, &marks);
-        let bottom = TOP + PLOT.1;
-        let width = (PLOT.0 / self.order.len().max(1) as f64).max(0.5);
-        for point in profile.iter().filter(|point| point.live > 0) {
-            let position = self.position(point.op);
-            let height = PLOT.1 * f64::from(point.live) / top;
-            let (class, what) = match point.is_sync_point {
-                true if point.live > limits[position] => ("bar over", "held as a whole, above the limit"),
-                true => ("bar", "held as a whole"),
-                false => ("bar passing", "of live tiles; processed element by element"),
-            };
-            let tooltip = format!("{}: {} registers, {what}", self.names.short(point.op), point.live);
-            let (x, op) = (self.x(position), self.names.number(point.op));
-            svg.rect(&Rect { x, y: bottom - height, width, height, class, op, tooltip: &tooltip });
+struct Row {
+    group: usize,
+    pipe: Pipe,
+    y: f64,
+}
+
+/// The rows with bars.
+fn rows(of: &Timeline) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut y = TOP;
+    for bar in of.bars.iter().filter(|bar| of.groups[bar.group].block < BLOCKS) {
+        match rows.last() {
+            Some(row) if (row.group, row.pipe) == (bar.group, bar.pipe) => continue,
+            Some(row) if row.group != bar.group => y += GAP,
+            _ => {}
         }
-        let mut start = 0;
-        for end in 1..=limits.len() {
-            if end == limits.len() || limits[end] != limits[start] {
-                let y = bottom - PLOT.1 * f64::from(limits[start]) / top;
-                svg.line((self.x(start), y), (self.x(end), y), "limit");
-                if end - start > limits.len() / 12 {
-                    svg.text(
-                        (self.x(start) + self.x(end)) / 2.0,
-                        y - 4.0,
-                        "middle small",
-                        format!("limit {}", limits[start]),
-                    );
-                }
-                start = end;
-            }
-        }
-        svg.finish("Live registers per thread by op")
+        rows.push(Row { group: bar.group, pipe: bar.pipe, y });
+        y += ROW;
     }
+    rows
+}
 
-    /// The registers that a thread may use at each op.
-    fn limits(&self, available: u32) -> Vec<u32> {
-        let by_partition = self.order.iter().find_map(|&id| match &self.func.op(id).op {
-            Op::WarpSpecialize { registers, .. } => match registers[..] {
-                [consumer, producer] => Some((consumer, producer)),
-                _ => None,
-            },
-            _ => None,
-        });
-        let of = |partition| match (partition, by_partition) {
-            (Partition::Consumer, Some((consumer, _))) => consumer,
-            (Partition::Producer, Some((_, producer))) => producer,
-            (Partition::All | Partition::Consumer | Partition::Producer, _) => available,
-        };
-        partitions(self.func).into_iter().map(|(_, partition)| of(partition)).collect()
+fn draw(func: &Func, of: &Timeline, bar: &Bar, y: f64, (begin, end): (f64, f64), names: &OpNames, svg: &mut Svg) {
+    let color = (bar.iteration as i64 - of.first as i64).rem_euclid(COLORS);
+    let waits = bar.pipe == Pipe::Barrier;
+    let class = if waits { "wait".to_string() } else { format!("cell c{color}") };
+    let loc = &func.op(bar.op).loc;
+    let line = if loc.is_unknown() { String::new() } else { format!(", line {}", loc.line) };
+    let tooltip = format!(
+        "{}{line}: {}, {}{}, {}, cycles {:.0} to {:.0}",
+        names.short(bar.op),
+        of.group_name(bar.group),
+        if waits { "waits at the " } else { "" },
+        bar.pipe.name(),
+        iteration(of, bar.iteration),
+        bar.begin,
+        bar.end
+    );
+    let width = (end - begin).max(0.5);
+    let (op, height) = (names.number(bar.op), ROW - 4.0);
+    svg.rect(&Rect { x: begin, y: y + 2.0, width, height, class: &class, op, tooltip: &tooltip });
+    let name = func.op(bar.op).op.mnemonic();
+    if width > CHARACTER * name.len() as f64 {
+        svg.text((begin + end) / 2.0, y + 14.0, if waits { "middle small" } else { "middle cellno" }, name);
     }
 }
 
-/// A range of ops.
-struct Band {
-    name: String,
-    row: usize,
-    first: usize,
-    last: usize,
-}
-
-fn kib(bytes: u32) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        _ => format!("{} KiB", (f64::from(bytes) / 102.4).round() / 10.0),
+/// An iteration's name: `iteration i`, `iteration i+1`.
+fn iteration(of: &Timeline, number: usize) -> String {
+    match number as i64 - of.first as i64 {
+        0 => "iteration i".to_string(),
+        offset @ 1.. => format!("iteration i+{offset}"),
+        offset => format!("iteration i−{}", -offset),
     }
 }
 
-/// The highest number of registers that the tiles need at once.
-pub fn peak(profile: &[Point]) -> u32 {
-    profile.iter().filter(|point| point.is_sync_point).map(|point| point.live).max().unwrap_or(0)
-}
-
-/// Registers available to a thread of a block of this many threads.
-pub fn available(threads: u32, max_registers: Option<u32>) -> u32 {
-    let available = registers::available(threads);
-    max_registers.map_or(available, |most| most.min(available))
+/// The colors of the iterations whose ops the picture has.
+fn legend(of: &Timeline, y: f64, svg: &mut Svg) {
+    let ops = of.bars.iter().filter(|bar| bar.pipe != Pipe::Barrier && of.groups[bar.group].block < BLOCKS);
+    let mut shown: Vec<usize> = ops.map(|bar| bar.iteration).collect();
+    shown.sort_unstable();
+    shown.dedup();
+    let mut x = LEFT;
+    for number in shown {
+        let color = (number as i64 - of.first as i64).rem_euclid(COLORS);
+        let class = format!("cell c{color}");
+        svg.rect(&Rect { x, y, width: 14.0, height: 14.0, class: &class, op: None, tooltip: "" });
+        svg.text(x + 20.0, y + 11.0, "small", iteration(of, number));
+        x += 110.0;
+    }
 }
