@@ -79,6 +79,7 @@ book-pictures: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --lib -p tilewright -p tilewright-codegen -p tilewright-runtime -p tilewright-kernels --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # FUZZ_SECONDS sets the time per fuzz target (60 by default).

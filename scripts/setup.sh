@@ -33,8 +33,10 @@ llvm_config() {
     return 1
 }
 
-# Succeeds if LLVM 22 is installed with headers and all static libraries; otherwise sets `llvm_lacks` to the reason. Each
-# file is checked, because Debian's llvm-config lists Polly's libraries even if their package is not installed.
+# The parts of LLVM that codegen/find_llvm.rs links.
+llvm_components="irreader passes orcjit nvptx x86 native"
+
+# Succeeds if LLVM 22 is installed with the static libraries; otherwise sets `llvm_lacks` to the reason.
 has_llvm() {
     local version archives file
     version=$(llvm_config --version 2>&1) || {
@@ -48,11 +50,12 @@ has_llvm() {
             return 1
             ;;
     esac
-    archives=$(llvm_config --link-static --libfiles 2>&1) || {
+    # shellcheck disable=SC2086 # a list of words
+    archives=$(llvm_config --link-static --libfiles $llvm_components 2>&1) || {
         llvm_lacks="$archives"
         return 1
     }
-    for file in "$(llvm_config --includedir)/llvm-c/Core.h" $archives; do
+    for file in $archives; do
         [ -e "$file" ] || {
             llvm_lacks="$file is missing"
             return 1
@@ -74,9 +77,9 @@ probe() {
         missing+=("a C and C++ compiler")
         packages+=(gcc g++ libc6-dev)
     fi
-    if ! can_link -lz -lzstd -lffi; then
-        missing+=("the development files of zlib, zstd and libffi")
-        packages+=(zlib1g-dev libzstd-dev libffi-dev)
+    if ! can_link -lz -lzstd; then
+        missing+=("the development files of zlib and zstd")
+        packages+=(zlib1g-dev libzstd-dev)
     fi
     if ! command -v xz >/dev/null; then
         missing+=("xz")
@@ -84,7 +87,7 @@ probe() {
     fi
     if ! has_llvm; then
         missing+=("LLVM 22")
-        packages+=(llvm-22-dev libpolly-22-dev)
+        packages+=(llvm-22-dev)
     fi
 }
 
@@ -129,7 +132,7 @@ install_packages() {
 
     echo "setup: installing $(join "${missing[@]}") (${packages[*]})"
     apt_update
-    if ! has_llvm && ! { in_package_sources llvm-22-dev && in_package_sources libpolly-22-dev; }; then
+    if ! has_llvm && ! in_package_sources llvm-22-dev; then
         explain_llvm_repository
     fi
     apt install --no-install-recommends "${packages[@]}" || die \
@@ -140,7 +143,7 @@ command -v cargo >/dev/null || die \
     "cargo was not found on PATH. Install Rust 1.95 or later (https://rustup.rs), then run this script again."
 
 if [ "$llvm_prefix" != "$system_prefix" ] && ! has_llvm; then
-    die "LLVM_SYS_221_PREFIX is $llvm_prefix, which is not a complete LLVM 22 with headers and static libraries:" \
+    die "LLVM_SYS_221_PREFIX is $llvm_prefix, which is not an LLVM 22 with its static libraries:" \
         "$llvm_lacks. Correct the variable, or unset it to use the system's packages."
 fi
 probe

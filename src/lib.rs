@@ -2,6 +2,10 @@
 //!
 //! One `#[kernel]` function compiles to PTX for the GPU and to native code for the CPU. `use tilewright::prelude::*`
 //! imports the language and the launch API; `docs/language.md` is the reference.
+//!
+//! The feature `llvm`, on by default, compiles kernels; the build then needs LLVM 22 with its static libraries, in
+//! `/usr/lib/llvm-22`, on `PATH`, or in the folder that `LLVM_SYS_221_PREFIX` names. Without it (`default-features =
+//! false`) a launch that has to compile is an error; kernels run on a simulated GPU ([`Device::simulated`]).
 
 pub use tilewright_runtime::*;
 

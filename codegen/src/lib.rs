@@ -31,7 +31,9 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("TILEWRIG
 /// Identifies everything in this build that decides the generated code: [`VERSION`] and the version that the linked
 /// LLVM reports. Part of every cache key.
 pub fn compiler_id() -> &'static str {
-    static ID: std::sync::LazyLock<String> =
-        std::sync::LazyLock::new(|| format!("{VERSION}, LLVM {}", llvm::version()));
+    static ID: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| match llvm::version() {
+        Some(llvm) => format!("{VERSION}, LLVM {llvm}"),
+        None => format!("{VERSION}, without LLVM"),
+    });
     &ID
 }

@@ -23,7 +23,7 @@ pub enum CompileError {
     /// The kernel uses something that the target does not support.
     #[error("{0}")]
     Unsupported(#[from] Unsupported),
-    /// LLVM rejected the generated IR: a bug of the compiler.
+    /// LLVM rejected the generated IR, which is a bug of the compiler, or there is no LLVM in this program.
     #[error("{0}")]
     Llvm(#[from] LlvmError),
 }

@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use tilewright_codegen::ir::{Func, Stage};
+use tilewright_codegen::llvm::LlvmError;
 use tilewright_codegen::pipeline::{self, CompileError, Observer};
 use tilewright_codegen::target::{Artifact, Code, CompileOptions, Target};
 use tilewright_codegen::text;
@@ -36,8 +37,8 @@ pub fn compile(
     watch.dump_finished_stage();
     if let Some(repro) = &mut watch.repro {
         match &artifact {
-            Err(CompileError::Llvm(error)) => repro.write(&error.to_string()),
-            Err(CompileError::Unsupported(_)) | Ok(_) => {}
+            Err(CompileError::Llvm(LlvmError::Rejected(rejection))) => repro.write(&rejection.to_string()),
+            Err(CompileError::Llvm(LlvmError::Absent(_)) | CompileError::Unsupported(_)) | Ok(_) => {}
         }
         repro.finished = true;
     }

@@ -119,7 +119,8 @@ pub struct Report {
     pub host_cpu: HostCpu,
     /// The vendor's name of the CPU, if the system reports it.
     pub cpu_model: Option<String>,
-    pub llvm: LlvmVersion,
+    /// The version of the linked LLVM; `None` without the feature `llvm`.
+    pub llvm: Option<LlvmVersion>,
     pub ptxas: Result<Option<Ptxas>>,
     pub libraries: Vec<Library>,
     pub cache_dir: Option<PathBuf>,
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn report_is_complete() {
         let report = report();
-        assert_eq!(report.llvm.major, 22);
+        assert_eq!(report.llvm.map(|llvm| llvm.major), cfg!(feature = "llvm").then_some(22));
         assert!(report.cpu.compute_units > 0 && !report.host_cpu.cpu.is_empty());
         assert_eq!(report.gpus.is_empty(), report.driver.is_err(), "{report:?}");
         assert_eq!(report.libraries.len(), 5);

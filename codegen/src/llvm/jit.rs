@@ -17,22 +17,9 @@ use inkwell::llvm_sys::orc2::{
     LLVMOrcExecutionSessionSetErrorReporter, LLVMOrcJITDylibAddGenerator, LLVMOrcJITDylibDefine,
 };
 
-use super::builtins;
 use super::module::initialize_targets;
+use super::{JitError, builtins};
 use crate::target::HostEntry;
-
-/// Linking an object into this process failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "internal compiler error: cannot link the compiled code of `{entry}` into this process: {message}\n  \
-     this is a bug in Tilewright, not in the kernel: please report it together with the kernel's source"
-)]
-pub struct JitError {
-    /// The symbol of the requested entry point.
-    pub entry: String,
-    /// LLVM's message.
-    pub message: String,
-}
 
 /// A native object that is linked into this process. Dropping it unmaps the code.
 ///
@@ -64,7 +51,7 @@ impl JitModule {
             let mut lines = std::mem::take(&mut *messages.lock().unwrap_or_else(|e| e.into_inner()));
             lines.push(message);
             lines.dedup();
-            JitError { entry: entry.to_string(), message: lines.join("; ") }
+            JitError::Failed { entry: entry.to_string(), message: lines.join("; ") }
         };
         let symbol = CString::new(entry).map_err(|_| fail("the entry's name contains a zero byte".to_string()))?;
         let jit = create(&messages).map_err(fail)?;

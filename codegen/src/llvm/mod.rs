@@ -9,18 +9,32 @@
 //! - [`JitModule`] links an object into this process and returns its entry point.
 //! - [`HostCpu::native`](crate::target::HostCpu::native) asks LLVM which CPU this is.
 //!
-//! An error here is always a bug of the compiler, never of the kernel's author; the message of [`LlvmError`] says so.
+//! Without the feature `llvm` nothing of LLVM is compiled or linked: the functions exist (`absent.rs`), and return
+//! [`WithoutLlvm`]. Any other error here is a bug of the compiler, never of the kernel's author; the message says so.
 
+#[cfg(not(feature = "llvm"))]
+mod absent;
+#[cfg(feature = "llvm")]
 mod builtins;
+#[cfg(feature = "llvm")]
 mod emit;
+#[cfg(feature = "llvm")]
 mod host_cpu;
+#[cfg(feature = "llvm")]
 mod jit;
+#[cfg(feature = "llvm")]
 mod module;
-#[cfg(test)]
+#[cfg(all(test, feature = "llvm"))]
 mod tests;
 
+#[cfg(not(feature = "llvm"))]
+pub use absent::{JitModule, asm, object, optimized_ir, ptx, version};
+#[cfg(feature = "llvm")]
 pub use emit::{asm, object, optimized_ir, ptx};
-pub use jit::{JitError, JitModule};
+#[cfg(feature = "llvm")]
+pub use jit::JitModule;
+#[cfg(feature = "llvm")]
+pub use module::version;
 
 use std::fmt;
 use std::time::Duration;
@@ -101,10 +115,30 @@ impl fmt::Display for Phase {
     }
 }
 
-/// LLVM rejected IR that a lowering emitted.
+/// The crate is built without LLVM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this program is built without LLVM, which compiles kernels and links native code\n  \
+     help: turn on the feature `llvm` of the crate `tilewright`: it is on by default, unless a dependency on it has \
+     `default-features = false`. Without it, kernels that were compiled ahead of time run on a GPU, and all kernels run \
+     on a simulated GPU (`Device::simulated`)"
+)]
+pub struct WithoutLlvm;
+
+/// The reason why LLVM emitted no code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", self.render())]
-pub struct LlvmError {
+pub enum LlvmError {
+    /// LLVM rejected IR that a lowering emitted.
+    #[error("{0}")]
+    Rejected(Rejection),
+    /// There is no LLVM in this program.
+    #[error("{0}")]
+    Absent(#[from] WithoutLlvm),
+}
+
+/// How LLVM rejected IR that a lowering emitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
     pub phase: Phase,
     /// LLVM's message.
     pub message: String,
@@ -114,21 +148,40 @@ pub struct LlvmError {
     pub excerpt: Option<String>,
 }
 
-impl LlvmError {
-    fn render(&self) -> String {
-        let mut text = format!(
-            "internal compiler error: LLVM failed while {} generated code: {}",
-            self.phase,
-            self.message.trim_end()
-        );
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let message = self.message.trim_end();
+        write!(f, "internal compiler error: LLVM failed while {} generated code: {message}", self.phase)?;
         if let (Some(line), Some(excerpt)) = (self.line, &self.excerpt) {
-            text.push_str(&format!("\n  at line {line} of the LLVM IR: `{}`", excerpt.trim()));
+            write!(f, "\n  at line {line} of the LLVM IR: `{}`", excerpt.trim())?;
         }
-        text.push_str(
+        f.write_str(
             "\n  this is a bug in Tilewright, not in the kernel: please report it together with the kernel's source",
-        );
-        text
+        )
     }
+}
+
+/// The reason why native code is not linked into this process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JitError {
+    /// LLVM's linker failed.
+    #[error(
+        "internal compiler error: cannot link the compiled code of `{entry}` into this process: {message}\n  \
+         this is a bug in Tilewright, not in the kernel: please report it together with the kernel's source"
+    )]
+    Failed {
+        /// The symbol of the requested entry point.
+        entry: String,
+        /// LLVM's message.
+        message: String,
+    },
+    /// There is no LLVM in this program.
+    #[error("the native code of `{entry}` cannot be linked: {without}")]
+    Absent {
+        /// The symbol of the requested entry point.
+        entry: String,
+        without: WithoutLlvm,
+    },
 }
 
 /// A version of LLVM; its text is `MAJOR.MINOR.PATCH`.
@@ -143,14 +196,4 @@ impl fmt::Display for LlvmVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
     }
-}
-
-/// The version of the linked LLVM.
-pub fn version() -> LlvmVersion {
-    let mut version = LlvmVersion::default();
-    // SAFETY: the three pointers are valid for one write each.
-    unsafe {
-        inkwell::llvm_sys::core::LLVMGetVersion(&mut version.major, &mut version.minor, &mut version.patch);
-    }
-    version
 }

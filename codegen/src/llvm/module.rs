@@ -11,7 +11,7 @@ use inkwell::context::Context;
 use inkwell::llvm_sys::LLVMDiagnosticSeverity;
 use inkwell::llvm_sys::core::{
     LLVMContextSetDiagnosticHandler, LLVMCreateMemoryBufferWithMemoryRangeCopy, LLVMDisposeMemoryBuffer,
-    LLVMDisposeMessage, LLVMGetDiagInfoDescription, LLVMGetDiagInfoSeverity,
+    LLVMDisposeMessage, LLVMGetDiagInfoDescription, LLVMGetDiagInfoSeverity, LLVMGetVersion,
 };
 use inkwell::llvm_sys::error_handling::LLVMInstallFatalErrorHandler;
 use inkwell::llvm_sys::ir_reader::LLVMParseIRInContext2;
@@ -24,7 +24,7 @@ use inkwell::targets::{
     CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetMachineOptions, TargetTriple,
 };
 
-use super::{LlvmError, Machine, Opt, Phase};
+use super::{LlvmError, LlvmVersion, Machine, Opt, Phase, Rejection};
 
 /// PTX versions that LLVM 22 has a feature for (`NVPTX.td`).
 pub(super) const PTX_VERSIONS: [u32; 19] = [70, 71, 72, 73, 74, 75, 76, 77, 78, 80, 81, 82, 83, 84, 85, 86, 87, 88, 90];
@@ -40,8 +40,9 @@ pub(super) fn initialize_targets() {
     ONCE.call_once(|| {
         let config = InitializationConfig::default();
         Target::initialize_nvptx(&config);
-        Target::initialize_native(&config)
-            .unwrap_or_else(|e| panic!("internal compiler error: LLVM was built without this CPU as a target: {e}"));
+        // Not `initialize_native`: it calls C code of llvm-sys that the manifest turns off.
+        #[cfg(target_arch = "x86_64")]
+        Target::initialize_x86(&config);
         // SAFETY: the handler is a plain function that lives for the whole process.
         unsafe { LLVMInstallFatalErrorHandler(Some(report_fatal_error)) };
         #[cfg(target_arch = "x86_64")]
@@ -275,12 +276,12 @@ fn parse<'ctx>(context: &'ctx Context, ir_text: &str) -> Result<Module<'ctx>, Ll
 }
 
 fn plain_error(phase: Phase, message: String) -> LlvmError {
-    LlvmError { phase, message, line: None, excerpt: None }
+    LlvmError::Rejected(Rejection { phase, message, line: None, excerpt: None })
 }
 
 fn error_at(phase: Phase, message: String, line: Option<usize>, ir_text: &str) -> LlvmError {
     let excerpt = line.and_then(|l| ir_text.lines().nth(l.checked_sub(1)?)).map(str::to_string);
-    LlvmError { phase, message, line, excerpt }
+    LlvmError::Rejected(Rejection { phase, message, line, excerpt })
 }
 
 fn verifier_error(message: String, ir_text: &str) -> LlvmError {
@@ -293,4 +294,12 @@ fn verifier_error(message: String, ir_text: &str) -> LlvmError {
 fn quoted_line(message: &str, ir_text: &str) -> Option<usize> {
     let quoted = message.lines().map(str::trim).filter(|l| l.len() > 3);
     quoted.into_iter().find_map(|q| ir_text.lines().position(|l| l.trim() == q)).map(|index| index + 1)
+}
+
+/// The version of the linked LLVM; `None` if there is none.
+pub fn version() -> Option<LlvmVersion> {
+    let mut version = LlvmVersion::default();
+    // SAFETY: the three pointers are valid for one write each.
+    unsafe { LLVMGetVersion(&mut version.major, &mut version.minor, &mut version.patch) };
+    Some(version)
 }

@@ -134,7 +134,12 @@ fn missing_part(name: impl Into<String>, state: impl Into<String>, cost: impl In
 }
 
 fn llvm(report: &Report) -> Part {
-    working_part("LLVM", format!("{}, statically linked: compiles for GPU and CPU without a toolkit", report.llvm))
+    match report.llvm {
+        Some(llvm) => {
+            working_part("LLVM", format!("{llvm}, statically linked: compiles for GPU and CPU without a toolkit"))
+        }
+        None => missing_part("LLVM", "not part of this program (feature `llvm`)", "kernels cannot be compiled"),
+    }
 }
 
 /// CPU features that determine the width and the speed of vector code.
