@@ -22,6 +22,11 @@ extern crate self as tilewright;
 #[doc = include_str!("../docs/language.md")]
 struct LanguageReference;
 
+/// Compiles the Rust example of the page on ahead-of-time compilation.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/ahead-of-time.md")]
+struct AheadOfTime;
+
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

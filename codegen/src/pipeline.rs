@@ -346,6 +346,7 @@ pub fn lower_gpu(
         arena_bytes: 0,
         tensor_maps: module.tensor_maps,
         source: func.loc.to_string(),
+        footprint: None,
     };
     Ok((manifest, module.llvm_ir))
 }
@@ -388,6 +389,7 @@ pub fn compile_host(
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: func.loc.to_string(),
+        footprint: None,
     };
     Ok(Artifact { manifest, code: Code::Object(object.code) })
 }

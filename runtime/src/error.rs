@@ -155,6 +155,22 @@ pub enum Error {
     )]
     PreconditionFailed { kernel: String, precondition: String, place: String },
 
+    #[error("kernel {kernel}: `{name}` expects {expected}, found {found}")]
+    PrecompiledArgument { kernel: String, name: String, expected: String, found: String },
+
+    #[error(
+        "kernel {kernel}: a launch cannot be checked, because the manifest has no access footprint\n  \
+         help: compile the kernel again with this version of `tilewright compile`, or guarantee the bounds with \
+         `PrecompiledKernel::launch_unchecked`"
+    )]
+    NoFootprint { kernel: String },
+
+    #[error(
+        "the manifest of a kernel that was compiled ahead of time is not valid: {reason}\n  \
+         help: compile the kernel again with this version of `tilewright compile`"
+    )]
+    InvalidManifest { reason: String },
+
     /// A mistake in a kernel, already formatted like an error of rustc.
     #[error("{0}")]
     Kernel(String),

@@ -46,6 +46,7 @@ fn manifest(kernel: &str) -> Manifest {
         arena_bytes: 0,
         tensor_maps: vec![],
         source: "processes.rs:1".to_string(),
+        footprint: None,
     }
 }
 

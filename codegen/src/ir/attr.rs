@@ -234,6 +234,20 @@ macro_rules! attr_enum {
             }
         }
 
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.name())
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let name = <String as serde::Deserialize>::deserialize(deserializer)?;
+                let unknown = || serde::de::Error::unknown_variant(&name, &[$($text),*]);
+                Self::from_name(&name).ok_or_else(unknown)
+            }
+        }
+
         impl $crate::ir::attr::AttrValue for $name {
             fn to_attr(&self) -> $crate::ir::attr::Attr {
                 $crate::ir::attr::Attr::Ident(self.name().into())

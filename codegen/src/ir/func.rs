@@ -3,6 +3,7 @@
 use super::ops::{Effects, Op};
 use super::place::Placement;
 use super::types::Type;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// An SSA value: a parameter of a block or a result of an op.
@@ -18,7 +19,8 @@ pub struct OpId(pub u32);
 pub struct BlockId(pub u32);
 
 /// A location in the user's source.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
 pub struct Loc {
     pub file: Arc<str>,
     pub line: u32,
@@ -33,6 +35,24 @@ impl Loc {
 
     pub fn is_unknown(&self) -> bool {
         self.line == 0
+    }
+}
+
+impl From<Loc> for String {
+    fn from(loc: Loc) -> String {
+        loc.to_string()
+    }
+}
+
+impl From<String> for Loc {
+    /// Reads the output of `to_string`; any other text is an unknown location.
+    fn from(text: String) -> Loc {
+        let mut parts = text.rsplitn(3, ':');
+        let mut number = || parts.next()?.parse().ok();
+        match (number(), number(), parts.next()) {
+            (Some(column), Some(line), Some(file)) => Loc { file: Arc::from(file), line, column },
+            _ => Loc::unknown(),
+        }
     }
 }
 

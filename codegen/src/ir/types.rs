@@ -1,9 +1,11 @@
 //! Element types, and the types of Tile IR values.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Element type of tiles, scalars and memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     Bool,
     I8,

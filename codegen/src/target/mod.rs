@@ -5,6 +5,7 @@
 
 mod schedule_names;
 
+use crate::analysis::bounds::Footprint;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -287,6 +288,10 @@ pub struct Manifest {
     pub tensor_maps: Vec<TensorMapDesc>,
     /// Source location of the kernel, `file:line`, for messages.
     pub source: String,
+    /// The accesses and assumptions of the code, for the checks of a launch. `None` in a compilation for launches by
+    /// this process, which has the footprint of the recorded kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub footprint: Option<Footprint>,
 }
 
 /// Compiled code and what is needed to launch it.

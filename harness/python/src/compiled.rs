@@ -1,20 +1,17 @@
 //! `tilewright.Compiled`: code that was compiled ahead of time, with its manifest.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
-use serde_json::Value;
-use tilewright::codegen::analysis::bounds::Footprint;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright::codegen::target::{ArgType, Artifact, Code, CompileOptions, Manifest};
-use tilewright::kernel::{check_bounds, footprint, ir_dtype};
-use tilewright::kernels::KERNELS;
-use tilewright::manifest::{Compilation, FORMAT};
+use tilewright::kernel::ir_dtype;
+use tilewright::precompiled::{Access, Document, MemoryArg};
 use tilewright::{CompiledKernel, LaunchArg};
 
 use crate::array::Array;
@@ -27,20 +24,8 @@ use crate::{ops, options};
 #[pyclass(frozen, module = "tilewright")]
 pub struct Compiled {
     artifact: Artifact,
-    /// The manifest's text.
-    text: String,
-    /// Element type of each memory argument, and whether the kernel writes it.
-    memory: BTreeMap<String, (DType, bool)>,
-    /// The kernel that the code was compiled from, if this package ships it.
-    origin: Option<Origin>,
+    document: Document,
     loaded: Mutex<HashMap<Option<usize>, CompiledKernel>>,
-}
-
-struct Origin {
-    def: &'static KernelDef,
-    dtypes: Vec<DType>,
-    constants: Vec<(String, ConstValue)>,
-    footprint: OnceLock<Footprint>,
 }
 
 /// Kind and name of the file with the code.
@@ -60,53 +45,18 @@ pub fn load(folder: PathBuf) -> PyResult<Compiled> {
     let path = folder.join("manifest.json");
     let wrong = |reason: &str| PyValueError::new_err(format!("{}: {reason}", path.display()));
     let text = String::from_utf8(read(&path)?).map_err(|_| wrong("it is not text"))?;
-    let document: Value = serde_json::from_str(&text).map_err(|error| wrong(&format!("it is not JSON: {error}")))?;
-    if document["format"] != FORMAT {
-        return Err(wrong(&format!("its format is {}: expected {FORMAT}", document["format"])));
-    }
-    let manifest: Manifest =
-        serde_json::from_value(document.clone()).map_err(|error| wrong(&format!("it is no manifest: {error}")))?;
-    let file = |kind: &str| document["files"][kind].as_str().map(|name| folder.join(name));
-    let code = match (file("ptx"), file("obj")) {
-        (Some(path), _) => Code::Ptx(String::from_utf8(read(&path)?).map_err(|_| wrong("its PTX is not text"))?),
-        (None, Some(path)) => Code::Object(read(&path)?),
+    let document = Document::from_json(&text).map_err(|error| wrong(&error.to_string()))?;
+    let file = |kind: &str| document.files.get(kind).map(|name| folder.join(name));
+    let bytes = match (file("ptx"), file("obj")) {
+        (Some(path), _) | (None, Some(path)) => read(&path)?,
         (None, None) => return Err(wrong("it names no file with PTX or an object file")),
     };
-    let mut compiled = Compiled::from_manifest(Artifact { manifest, code }, text, &document).map_err(|e| wrong(&e))?;
-    compiled.origin = Origin::of(&document);
-    Ok(compiled)
-}
-
-impl Origin {
-    /// The shipped kernel that a manifest names, with its types and constants.
-    fn of(document: &Value) -> Option<Origin> {
-        let def = KERNELS.iter().copied().find(|def| Some(def.name) == document["kernel"].as_str())?;
-        let dtype = |name: &str| DType::from_name(document["types"][name].as_str()?);
-        let dtypes = def.generics.iter().map(|generic| dtype(generic.name)).collect::<Option<Vec<_>>>()?;
-        let constant = |value: &Value| {
-            Some(match value {
-                Value::Bool(b) => ConstValue::Bool(*b),
-                Value::Number(n) => {
-                    n.as_i64().map_or_else(|| n.as_f64().map(ConstValue::Float), |n| Some(ConstValue::Int(n)))?
-                }
-                Value::String(word) => ConstValue::Variant(word.clone()),
-                _ => return None,
-            })
-        };
-        let constants = document["constants"].as_object()?.iter();
-        let constants = constants.map(|(name, value)| Some((name.clone(), constant(value)?))).collect::<Option<_>>()?;
-        Some(Origin { def, dtypes, constants, footprint: OnceLock::new() })
-    }
-
-    fn footprint(&self) -> tilewright::Result<&Footprint> {
-        if let Some(known) = self.footprint.get() {
-            return Ok(known);
-        }
-        let constants: Vec<(&str, ConstValue)> =
-            self.constants.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-        let made = footprint(self.def, &self.dtypes, &constants)?;
-        Ok(self.footprint.get_or_init(|| made))
-    }
+    document.check_code(&bytes).map_err(|error| wrong(&error.to_string()))?;
+    let code = match document.manifest.target.as_str() {
+        "host" => Code::Object(bytes),
+        _ => Code::Ptx(String::from_utf8(bytes).map_err(|_| wrong("its PTX is not text"))?),
+    };
+    Compiled::of(Artifact { manifest: document.manifest.clone(), code }, document).map_err(|reason| wrong(&reason))
 }
 
 impl Compiled {
@@ -118,26 +68,16 @@ impl Compiled {
         options: &CompileOptions,
     ) -> PyResult<Compiled> {
         let files = [code_file(def.name, &artifact.code)];
-        let text = Compilation { def, dtypes, constants, options }.manifest(&artifact, &files);
-        let document: Value = serde_json::from_str(&text).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let mut compiled = Compiled::from_manifest(artifact, text, &document).map_err(PyValueError::new_err)?;
-        compiled.origin = Origin::of(&document);
-        Ok(compiled)
+        let document = Document::new(def, dtypes, constants, options, &artifact, &files);
+        Compiled::of(artifact, document).map_err(PyValueError::new_err)
     }
 
-    fn from_manifest(artifact: Artifact, text: String, document: &Value) -> Result<Compiled, String> {
-        let mut memory = BTreeMap::new();
-        for arg in artifact.manifest.args.iter().filter(|arg| arg.ty == ArgType::Ptr) {
-            let entry = &document["memory"][&arg.name];
-            let dtype = entry["type"].as_str().and_then(DType::from_name);
-            match (dtype, entry["access"].as_str()) {
-                (Some(dtype), Some(access @ ("in" | "out" | "inout"))) => {
-                    memory.insert(arg.name.clone(), (dtype, access != "in"))
-                }
-                _ => return Err(format!("it does not say how the kernel accesses `{}`", arg.name)),
-            };
+    fn of(artifact: Artifact, document: Document) -> Result<Compiled, String> {
+        let mut memory = artifact.manifest.args.iter().filter(|arg| arg.ty == ArgType::Ptr);
+        match memory.find(|arg| !document.memory.contains_key(&arg.name)) {
+            Some(arg) => Err(format!("it does not say how the kernel accesses `{}`", arg.name)),
+            None => Ok(Compiled { artifact, document, loaded: Mutex::default() }),
         }
-        Ok(Compiled { artifact, text, memory, origin: None, loaded: Mutex::default() })
     }
 
     /// Arguments by position and name, in the manifest's order.
@@ -212,7 +152,7 @@ impl Compiled {
     /// The manifest: entry, arguments, threads, shared memory, tensor maps.
     #[getter]
     fn manifest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        py.import("json")?.call_method1("loads", (&self.text,))
+        py.import("json")?.call_method1("loads", (self.document.to_json(),))
     }
 
     /// Writes the code and `manifest.json` to a folder, which is created if it does not exist.
@@ -221,23 +161,22 @@ impl Compiled {
             PyOSError::new_err(format!("cannot write {}: {error}", path.display()))
         };
         std::fs::create_dir_all(&folder).map_err(|error| failed(&folder, error))?;
-        let document: Value =
-            serde_json::from_str(&self.text).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let (kind, default) = code_file(&self.artifact.manifest.kernel, &self.artifact.code);
-        let name = document["files"][kind].as_str().unwrap_or(&default);
+        let name = self.document.files.get(kind).unwrap_or(&default);
+        let text = self.document.to_json();
         let bytes = match &self.artifact.code {
             Code::Ptx(ptx) => ptx.as_bytes(),
             Code::Object(bytes) => bytes,
         };
-        for (name, bytes) in [(name, bytes), ("manifest.json", self.text.as_bytes())] {
+        for (name, bytes) in [(name.as_str(), bytes), ("manifest.json", text.as_bytes())] {
             let path = folder.join(name);
             std::fs::write(&path, bytes).map_err(|error| failed(&path, error))?;
         }
         Ok(())
     }
 
-    /// Launches the code. If this package ships the kernel, the launch is refused unless all accesses are proven to
-    /// stay inside the arrays; code of other kernels needs `unchecked=True`, by which the caller guarantees it.
+    /// Launches the code. The launch is refused unless all accesses are proven to stay inside the arrays, by the
+    /// manifest's footprint; with `unchecked=True` the caller guarantees it.
     #[pyo3(signature = (*args, grid, stream=None, unchecked=false, **named))]
     fn __call__(
         &self,
@@ -253,14 +192,14 @@ impl Compiled {
         let mut arrays = Vec::new();
         for (name, _, value) in bound.iter().filter(|(_, ty, _)| *ty == ArgType::Ptr) {
             let array = Array::new(name, value)?;
-            let (dtype, writes) = self.memory[*name];
+            let MemoryArg { access, elem: dtype } = self.document.memory[*name];
             if ir_dtype(array.dtype) != dtype {
                 return Err(PyTypeError::new_err(format!(
                     "kernel `{kernel}`: `{name}` expects elements of type {dtype}, found {}",
                     array.dtype
                 )));
             }
-            arrays.push((*name, array, writes));
+            arrays.push((*name, array, access != Access::In));
         }
         let of = |wanted: bool| {
             arrays.iter().filter(move |(.., writes)| *writes == wanted).map(|(name, array, _)| (*name, array))
@@ -279,10 +218,11 @@ impl Compiled {
             });
         }
         let grid = parse_grid(grid)?;
-        if self.origin.is_none() && !unchecked {
+        if self.artifact.manifest.footprint.is_none() && !unchecked {
             return Err(Error::new_err(format!(
-                "kernel `{kernel}` is not one of this package's: its accesses cannot be checked\n  help: pass \
-                 unchecked=True if grid and arguments keep all accesses inside the arrays"
+                "kernel `{kernel}`: its manifest has no access footprint, so its accesses cannot be checked\n  help: \
+                 compile it again with this version, or pass unchecked=True if grid and arguments keep all accesses \
+                 inside the arrays"
             )));
         }
         let place = arrays.first().map_or(Place::Cpu, |(_, array, _)| array.place);
@@ -291,16 +231,16 @@ impl Compiled {
             Place::Gpu(ordinal) => Some(ordinal),
         };
         without_gil(py, || {
-            let extents = match &self.origin {
-                Some(origin) if !unchecked => check_bounds(origin.def, origin.footprint()?, grid, &values)?,
-                _ => grid.checked(&kernel)?,
-            };
+            let extents = grid.checked(&kernel)?;
             let mut loaded = self.loaded.lock().unwrap_or_else(|e| e.into_inner());
             let code = match loaded.get(&key) {
                 Some(code) => code.clone(),
                 None => loaded.entry(key).or_insert(device.load(&self.artifact)?).clone(),
             };
             drop(loaded);
+            if !unchecked {
+                code.check(extents, &values)?;
+            }
             // SAFETY: the arrays are alive, of this device, and none that is written overlaps another; accesses are in
             // bounds as checked above, or as the caller guarantees.
             unsafe { code.launch_on(&device.stream(), extents, &values) }

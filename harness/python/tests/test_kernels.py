@@ -158,13 +158,20 @@ def test_compiled_code_is_saved_loaded_and_launched(tmp_path):
         loaded(**{name: value for name, value in named.items() if name != "rows"}, grid=10)
 
 
-def test_code_of_unknown_kernels_is_not_checked(tmp_path):
+def test_code_is_checked_by_its_manifest(tmp_path):
     tw.compile("softmax_rows", "host", types="f32", **CONSTANTS).save(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["kernel"] = "unknown_kernel"
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     code, named = tw.load(tmp_path), softmax_arguments()
-    with pytest.raises(tw.Error, match="(?s)is not one of this package's: .*unchecked=True"):
+    with pytest.raises(tw.Error, match="`unknown_kernel`.*out of bounds: `x` has 3700 elements"):
+        code(**{**named, "rows": 38}, grid=10)
+    code(**named, grid=10)
+    check(named)
+    del manifest["footprint"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    code, named = tw.load(tmp_path), softmax_arguments()
+    with pytest.raises(tw.Error, match="(?s)has no access footprint.*unchecked=True"):
         code(**named, grid=10)
     code(**named, grid=10, unchecked=True)
     check(named)
@@ -177,19 +184,20 @@ def test_damaged_manifests_are_exceptions(tmp_path):
     code.save(tmp_path)
     good = (tmp_path / "manifest.json").read_text()
     for text, message in [
-        (good[:-20], "it is not JSON"),
-        (good.replace('"format": 1', '"format": 9'), "its format is 9: expected 1"),
-        (good.replace('"entry"', '"exit"'), "it is no manifest"),
+        (good[:-20], "manifest of a kernel .* is not valid"),
+        (good.replace('"format": 1', '"format": 9'), "its format is 9: this version reads format 1"),
+        (good.replace('"entry"', '"exit"'), "missing field `entry`"),
         (good.replace('"obj"', '"tile"'), "it names no file with PTX or an object file"),
-        (good.replace('"inout"', '"?"').replace('"out"', '"?"'), "does not say how the kernel accesses `y`"),
+        (good.replace('"inout"', '"?"').replace('"out"', '"?"'), "unknown variant `\\?`"),
+        (good.replace('"y": {', '"z": {'), "does not say how the kernel accesses `y`"),
     ]:
         (tmp_path / "manifest.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             tw.load(tmp_path)
     (tmp_path / "manifest.json").write_text(good)
     (tmp_path / "softmax_rows.o").write_bytes(b"not an object file")
-    with pytest.raises(tw.Error):
-        tw.load(tmp_path)(**softmax_arguments(), grid=10)
+    with pytest.raises(ValueError, match="of different compilations"):
+        tw.load(tmp_path)
 
 
 def test_code_for_a_gpu_does_not_run_on_the_cpu():

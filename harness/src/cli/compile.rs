@@ -9,13 +9,13 @@ use tilewright::codegen::explain::Trace;
 use tilewright::codegen::ir::{DType, Func, Stage};
 use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::llvm::{self, Opt};
-use tilewright::codegen::pipeline::{MAX_REGISTERS, Observer};
+use tilewright::codegen::pipeline::{self, MAX_REGISTERS, Observer};
 use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright::codegen::text;
 use tilewright::env::Env;
-use tilewright::kernel::{compile_error, render_with_source};
-use tilewright::manifest::Compilation;
-use tilewright::{Error, dump, terminal};
+use tilewright::kernel::compile_error;
+use tilewright::precompiled::Document;
+use tilewright::{dump, terminal};
 
 use super::{CliError, Result, choose};
 
@@ -332,13 +332,6 @@ pub struct Request {
     pub options: CompileOptions,
 }
 
-impl Request {
-    fn compilation(&self) -> Compilation<'_> {
-        let Request { def, dtypes, constants, options, .. } = self;
-        Compilation { def, dtypes, constants, options }
-    }
-}
-
 /// Compiles, writes the files and `manifest.json`, and returns their paths.
 ///
 /// # Errors
@@ -353,7 +346,7 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
         files.push((kind.name(), name));
     }
     let path = dir.join("manifest.json");
-    write(&path, request.compilation().manifest(&compiled.artifact, &files).as_bytes())?;
+    write(&path, manifest(request, &compiled.artifact, &files).as_bytes())?;
     let paths = files.iter().map(|(_, name)| dir.join(name));
     Ok(paths.chain([path]).collect())
 }
@@ -375,9 +368,14 @@ pub fn compile_cached_to(request: &Request, dir: &Path, input: Option<&Path>) ->
     let (path, described) = (dir.join(&name), dir.join(format!("{}.json", def.name)));
     crate::files::check_distinct(&[&path, &described], input.as_slice())?;
     write(&path, code)?;
-    let manifest = request.compilation().manifest(&artifact, &[(kind.name(), name)]);
-    write(&described, manifest.as_bytes())?;
+    write(&described, manifest(request, &artifact, &[(kind.name(), name)]).as_bytes())?;
     Ok(path)
+}
+
+/// Returns the text of the manifest.
+fn manifest(request: &Request, artifact: &Artifact, files: &[(&str, String)]) -> String {
+    let Request { def, dtypes, constants, options, .. } = request;
+    Document::new(def, dtypes, constants, options, artifact, files).to_json()
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -443,17 +441,14 @@ fn compile(request: &Request) -> Result<Compiled> {
 /// Records the kernel's Tile IR, and prints what the kernel prints meanwhile.
 fn record(request: &Request) -> Result<Func> {
     let Request { def, dtypes, constants, specialization, .. } = request;
-    let recording =
-        def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(render_with_source(&d)))?;
-    for line in &recording.prints {
-        terminal::print_stderr(format_args!("{}: {line}", def.name));
-    }
-    Ok(recording.func)
+    Ok(tilewright::kernel::record(def, dtypes, constants, specialization)?)
 }
 
 fn lower(request: &Request, func: &Func, observer: &mut dyn Observer) -> Result<Artifact> {
     let artifact = dump::compile(func, &request.target, &request.options, Env::get()?, observer);
-    Ok(artifact.map_err(|error| compile_error(func, error))?)
+    let mut artifact = artifact.map_err(|error| compile_error(func, error))?;
+    artifact.manifest.footprint = Some(pipeline::footprint(func));
+    Ok(artifact)
 }
 
 impl Compiled {

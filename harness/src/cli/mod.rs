@@ -252,6 +252,8 @@ fn dispatch(command: Command, out: &mut Output) -> Result<()> {
 
 fn version(out: &mut dyn Write) -> Result<()> {
     writeln!(out, "tilewright {}", tilewright::codegen::VERSION)?;
-    writeln!(out, "LLVM {}", tilewright::codegen::llvm::version())?;
+    if let Some(llvm) = tilewright::codegen::llvm::version() {
+        writeln!(out, "LLVM {llvm}")?;
+    }
     Ok(())
 }

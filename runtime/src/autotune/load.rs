@@ -113,7 +113,7 @@ impl CompileTask {
         }
         tracing::info!("{}: loading {}", self.def.name, self.name);
         let start = Instant::now();
-        let kernel = self.device.load(&artifact).map_err(message)?.with_footprint(&footprint);
+        let kernel = self.device.load(&artifact).map_err(message)?.with_footprint(footprint);
         let seconds = start.elapsed().as_secs_f64();
         *slowest = slowest.max(seconds / bytes);
         tracing::info!("{}: loaded in {seconds:.1} s", self.def.name);

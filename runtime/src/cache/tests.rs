@@ -32,6 +32,7 @@ fn artifact(code: Code) -> Artifact {
             swizzle_bytes: 128,
         }],
         source: "softmax.rs:3".to_string(),
+        footprint: None,
     };
     Artifact { manifest, code }
 }

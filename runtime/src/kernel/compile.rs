@@ -2,7 +2,6 @@
 //! the source line.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use tilewright_codegen::analysis::bounds::{self, Footprint};
 use tilewright_codegen::diag::Diagnostic;
@@ -17,8 +16,8 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::{dump, terminal};
 
-/// Records a kernel and compiles it, or loads the artifact from the cache on disk. Lines of `static_print` go to
-/// standard error.
+/// Records a kernel and compiles it, or loads the artifact from the cache on disk. Its manifest has the footprint that
+/// launches are checked with. Lines of `static_print` go to standard error.
 ///
 /// # Errors
 /// Mistakes in the kernel, with the source line if its file can be read; features that the target lacks.
@@ -30,11 +29,17 @@ pub fn compile(
     target: &Target,
     options: &CompileOptions,
 ) -> Result<Artifact> {
-    compile_func(&record(def, dtypes, consts, specialization)?, target, options)
+    let func = record(def, dtypes, consts, specialization)?;
+    let mut artifact = compile_func(&func, target, options)?;
+    artifact.manifest.footprint = Some(pipeline::footprint(&func));
+    Ok(artifact)
 }
 
 /// Records a kernel, and discards assumptions that no launch checks. Lines of `static_print` go to standard error.
-pub(crate) fn record(
+///
+/// # Errors
+/// Mistakes in the kernel, with the source line if its file can be read.
+pub fn record(
     def: &KernelDef,
     dtypes: &[DType],
     consts: &[(&str, ConstValue)],
@@ -52,11 +57,11 @@ pub(crate) fn record(
 
 /// The function that is compiled for launches on `target`, and its footprint. Launches on GPUs check the assumptions
 /// that `assume_ranges` makes.
-pub(crate) fn for_launches(mut func: Func, target: &Target, assume: bool) -> (Func, Arc<Footprint>) {
+pub(crate) fn for_launches(mut func: Func, target: &Target, assume: bool) -> (Func, Footprint) {
     if assume && matches!(target, Target::Nvptx(_)) {
         assume_ranges::run(&mut func);
     }
-    let footprint = Arc::new(pipeline::footprint(&func));
+    let footprint = pipeline::footprint(&func);
     (func, footprint)
 }
 

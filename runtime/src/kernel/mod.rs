@@ -5,33 +5,30 @@
 //! 1. inspects the arguments: their device, which are aligned, which integers are 1;
 //! 2. looks up the variant of the kernel that is compiled for these facts (`variant.rs`); the first time it records the
 //!    kernel and compiles it (`compile.rs`), through the cache on disk;
-//! 3. proves that every access of the kernel is in bounds of its arguments' memory (`bounds.rs`), and starts the grid.
+//! 3. proves that every access of the kernel is in bounds of its arguments' memory (`launch/bounds.rs`), and starts the
+//!    grid.
 
 mod arg;
-mod bounds;
 mod compile;
 mod config;
 mod variant;
 
 use smallvec::SmallVec;
-use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang;
-use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
-use tilewright_codegen::pipeline;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::target::Schedule;
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
-pub use compile::{compile, compile_error, compile_func, render_with_source, source_file};
-pub(crate) use compile::{for_launches, record};
+pub(crate) use compile::for_launches;
+pub use compile::{compile, compile_error, compile_func, record, render_with_source, source_file};
 pub use config::{BoundsCheck, Grid, LaunchConfig};
-use variant::Variant;
 pub use variant::specialization;
 
 use crate::device::Device;
 use crate::element::{Dtype, F8E4M3, F8E5M2};
 use crate::error::{Error, Result};
-use crate::launch::{CompiledKernel, LaunchArg, Values};
+use crate::launch::{CompiledKernel, LaunchArg};
 
 impl lang::Dtype for F8E4M3 {
     type Acc = f32;
@@ -92,14 +89,14 @@ pub fn prepare(
     consts: Consts,
 ) -> Result<CompiledKernel> {
     let grid = config.grid.extents(def)?;
-    let Variant { kernel, footprint } = variant(def, device, config, dtypes, args, consts, true)?;
-    match footprint.violated_assumption(&Values(&values(args)), grid) {
-        Some(_) => Ok(variant(def, device, config, dtypes, args, consts, false)?.kernel),
-        None => Ok(kernel),
+    let kernel = variant(def, device, config, dtypes, args, consts, true)?;
+    match kernel.violates_assumption(grid, &values(args)) {
+        true => variant(def, device, config, dtypes, args, consts, false),
+        false => Ok(kernel),
     }
 }
 
-fn values(args: &[KernelArg]) -> SmallVec<[LaunchArg; 32]> {
+pub(crate) fn values(args: &[KernelArg]) -> SmallVec<[LaunchArg; 32]> {
     args.iter().map(KernelArg::launch_arg).collect()
 }
 
@@ -111,7 +108,7 @@ fn variant(
     args: &[KernelArg],
     consts: Consts,
     assume_ranges: bool,
-) -> Result<Variant> {
+) -> Result<CompiledKernel> {
     arg::check(def, device, dtypes, args)?;
     variant::find_or_compile(def, device, config, dtypes, args, consts, assume_ranges)
 }
@@ -132,10 +129,10 @@ pub fn launch(
     consts: Consts,
 ) -> Result<()> {
     let grid = config.grid.extents(def)?;
-    let Variant { kernel, footprint } = variant(def, device, config, dtypes, args, consts, true)?;
+    let kernel = variant(def, device, config, dtypes, args, consts, true)?;
     let values = values(args);
     if config.bounds_check.is_enabled() {
-        bounds::check(def, &footprint, &values, grid)?;
+        kernel.check_bounds(grid, &values)?;
     }
     let start = |kernel: &CompiledKernel| {
         // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive if the kernel writes it;
@@ -162,7 +159,7 @@ pub fn launch(
             tracing::debug!("{error}: using a variant that does not need this");
         }
         let config = LaunchConfig { schedule, ..config.clone() };
-        outcome = start(&variant(def, device, &config, dtypes, args, consts, assume_ranges)?.kernel);
+        outcome = start(&variant(def, device, &config, dtypes, args, consts, assume_ranges)?);
     }
 }
 
@@ -182,27 +179,6 @@ pub fn launch_erased(
     let values = def.complete_consts(consts).map_err(|d| Error::Kernel(render_with_source(&d)))?;
     let keys: Vec<u64> = values.iter().map(erased_key).collect();
     launch(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
-}
-
-/// The access footprint of a kernel's code, for [`check_bounds`].
-///
-/// # Errors
-/// Missing or unknown constants, and mistakes in the kernel.
-pub fn footprint(def: &KernelDef, dtypes: &[DType], consts: &[(&str, ConstValue)]) -> Result<Footprint> {
-    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).count();
-    let func = record(def, dtypes, consts, &Specialization { args: vec![ArgSpec::default(); passed] })?;
-    Ok(pipeline::footprint(&func))
-}
-
-/// Proves, as [`launch`] does, that with these arguments and this grid every access of the kernel is in bounds and its
-/// preconditions hold: for code that was compiled ahead of time.
-///
-/// # Errors
-/// An access that may be out of bounds, or a precondition that does not hold.
-pub fn check_bounds(def: &KernelDef, footprint: &Footprint, grid: Grid, args: &[LaunchArg]) -> Result<[u32; 3]> {
-    let grid = grid.extents(def)?;
-    bounds::check(def, footprint, args, grid)?;
-    Ok(grid)
 }
 
 /// A key for a value without its type: a hash of the text. It cannot equal a key of typed launches.

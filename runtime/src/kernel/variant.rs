@@ -3,10 +3,9 @@
 //! Every launch does the lookup: it hashes about a dozen words and does not allocate.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, RwLock};
+use std::sync::{LazyLock, RwLock};
 
 use smallvec::SmallVec;
-use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
 
@@ -19,15 +18,9 @@ use crate::trace;
 /// The key of a variant.
 type Key = SmallVec<[u64; 24]>;
 
-/// A kernel compiled for certain facts about its arguments, and its access footprint in their memory.
-#[derive(Clone)]
-pub(super) struct Variant {
-    pub kernel: CompiledKernel,
-    pub footprint: Arc<Footprint>,
-}
-
-/// All variants of this process. Each keeps its device alive, so the address in its key is not reused.
-static VARIANTS: LazyLock<RwLock<HashMap<Key, Variant>>> = LazyLock::new(RwLock::default);
+/// All variants of this process: kernels compiled for certain facts about their arguments. Each keeps its device alive,
+/// so the address in its key is not reused.
+static VARIANTS: LazyLock<RwLock<HashMap<Key, CompiledKernel>>> = LazyLock::new(RwLock::default);
 
 /// Pointers and integers that are multiples of this are specialized on it: the widest access of a thread has 16 bytes.
 const ALIGNMENT: u64 = 16;
@@ -118,12 +111,12 @@ pub(super) fn find_or_compile(
     args: &[KernelArg],
     consts: Consts,
     assume_ranges: bool,
-) -> Result<Variant> {
+) -> Result<CompiledKernel> {
     let key = key(def, device, config, dtypes, args, consts, assume_ranges);
     // The map is consistent even if a thread panicked while it held the lock: every change is one insertion.
     let found = VARIANTS.read().unwrap_or_else(|e| e.into_inner()).get(&key[..]).cloned();
-    if let Some(Variant { kernel, footprint }) = found {
-        return Ok(Variant { kernel: kernel.on(device), footprint });
+    if let Some(kernel) = found {
+        return Ok(kernel.on(device));
     }
     // Two threads may compile the same variant: both results are correct, and the second one is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
@@ -145,7 +138,7 @@ pub(super) fn find_or_compile(
             device.load(&artifact)?
         }
     };
-    let variant = Variant { kernel: kernel.with_footprint(&footprint), footprint };
+    let variant = kernel.with_footprint(footprint);
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
     Ok(variant)
 }

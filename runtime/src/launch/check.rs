@@ -68,7 +68,7 @@ fn check_assumptions(kernel: &Kernel, position: usize, declared: &ArgDesc, arg: 
 
 /// Checks the compiler's assumptions about the ranges of integers that are computed from arguments and grid.
 pub(super) fn ranges(kernel: &Kernel, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
-    let violated = kernel.assumptions.as_ref().and_then(|code| code.violated_assumption(&Values(args), grid));
+    let violated = kernel.manifest.footprint.as_ref().and_then(|code| code.violated_assumption(&Values(args), grid));
     violated.map_or(Ok(()), |AssumptionViolation { found, at_least, loc }| {
         Err(Error::RangeAssumption { kernel: kernel.label.to_string(), place: loc.to_string(), at_least, found })
     })

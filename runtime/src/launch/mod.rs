@@ -1,6 +1,7 @@
 //! Compiled kernels on a device, and their launch.
 
 mod arg;
+mod bounds;
 mod check;
 mod cuda;
 mod host;
@@ -16,7 +17,7 @@ use cudarc::driver::CudaStream;
 use smallvec::SmallVec;
 use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::llvm::JitModule;
-use tilewright_codegen::target::{Artifact, Code, Manifest};
+use tilewright_codegen::target::{Artifact, Code, HostEntry, Manifest};
 
 pub use arg::LaunchArg;
 pub(crate) use arg::Values;
@@ -44,8 +45,6 @@ struct Kernel {
     label: Arc<str>,
     /// Indices in the manifest of the arguments that the caller passes: all except the tensor maps.
     passed: Vec<usize>,
-    /// The footprint of code that relies on assumptions about the ranges of integers.
-    assumptions: Option<Arc<Footprint>>,
     code: Loaded,
     /// The device on which the code was loaded. Dropped after the code, which needs its context.
     _device: Device,
@@ -53,6 +52,8 @@ struct Kernel {
 
 enum Loaded {
     Host(JitModule),
+    /// Native code that the build of this program linked.
+    Linked(HostEntry),
     Cuda(cuda::Function),
     /// LLVM IR.
     Simulated(String),
@@ -62,7 +63,7 @@ impl Device {
     /// Loads the code through the driver, or links it into this process.
     ///
     /// # Errors
-    /// The artifact is for another target; the driver rejects the PTX (its log is in the message); the kernel needs
+    /// The artifact is for another target; its footprint is of another kernel; the driver rejects the PTX (its log is in the message); the kernel needs
     /// more shared memory or registers than the device has.
     pub fn load(&self, artifact: &Artifact) -> Result<CompiledKernel> {
         let manifest = artifact.manifest.clone();
@@ -79,13 +80,41 @@ impl Device {
                 });
             }
         };
+        self.check_footprint(&manifest)?;
         Ok(self.loaded(manifest, code))
+    }
+
+    /// Native code that is part of this program; `entry` is the entry that the manifest names.
+    pub(crate) fn load_linked(&self, manifest: &Manifest, entry: HostEntry) -> Result<CompiledKernel> {
+        match (manifest.target.as_str(), self.inner()) {
+            ("host", Inner::Cpu(_)) => {
+                self.check_footprint(manifest)?;
+                Ok(self.loaded(manifest.clone(), Loaded::Linked(entry)))
+            }
+            _ => Err(Error::WrongTarget {
+                kernel: label(manifest),
+                device: self.to_string(),
+                expected: self.target().to_string(),
+                found: manifest.target.clone(),
+            }),
+        }
+    }
+
+    /// Checks that the footprint is of a kernel with these arguments: its evaluation refers to them by index.
+    fn check_footprint(&self, manifest: &Manifest) -> Result<()> {
+        let passed = check::passed_arguments(manifest).len();
+        match manifest.footprint.as_ref().map(Footprint::argument_count) {
+            Some(count) if count != passed => Err(Error::InvalidManifest {
+                reason: format!("its footprint is of a kernel with {count} arguments: it lists {passed}"),
+            }),
+            Some(_) | None => Ok(()),
+        }
     }
 
     fn loaded(&self, manifest: Manifest, code: Loaded) -> CompiledKernel {
         let passed = check::passed_arguments(&manifest);
         let label = label(&manifest).into();
-        let kernel = Kernel { manifest, label, passed, assumptions: None, code, _device: self.clone() };
+        let kernel = Kernel { manifest, label, passed, code, _device: self.clone() };
         CompiledKernel { kernel: Arc::new(kernel), device: self.clone() }
     }
 }
@@ -97,18 +126,44 @@ fn label(manifest: &Manifest) -> String {
 
 impl CompiledKernel {
     /// The kernel, with the footprint of its code. Launches check the assumptions that the code relies on.
-    pub(crate) fn with_footprint(mut self, footprint: &Arc<Footprint>) -> CompiledKernel {
-        if footprint.has_assumptions() {
-            let kernel =
-                Arc::get_mut(&mut self.kernel).expect("internal compiler error: a kernel that is already shared");
-            kernel.assumptions = Some(footprint.clone());
-        }
+    pub(crate) fn with_footprint(mut self, footprint: Footprint) -> CompiledKernel {
+        let kernel = Arc::get_mut(&mut self.kernel).expect("internal compiler error: a kernel that is already shared");
+        kernel.manifest.footprint = Some(footprint);
         self
     }
 
     /// The kernel, with launches on the stream of `device`, which is of the same GPU.
     pub(crate) fn on(self, device: &Device) -> CompiledKernel {
         CompiledKernel { device: device.clone(), ..self }
+    }
+
+    /// Checks a launch of code that was compiled ahead of time: number and types of the arguments, the assumptions about
+    /// their values, and what [`kernel::launch`](crate::kernel::launch) proves, by the footprint in the manifest.
+    ///
+    /// # Errors
+    /// What does not hold, or that the manifest has no footprint.
+    pub fn check(&self, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
+        check::bind_arguments(&self.kernel, args)?;
+        self.check_bounds(grid, args)
+    }
+
+    /// Proves that every access of a launch is in bounds of its argument's memory, and checks the kernel's
+    /// preconditions. The arguments match the manifest.
+    ///
+    /// # Errors
+    /// The access that may be out of bounds, or the violated precondition.
+    pub(crate) fn check_bounds(&self, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
+        bounds::check(&self.kernel, args, grid)
+    }
+
+    /// Whether the code relies on an assumption about ranges that may not hold in this launch.
+    pub(crate) fn violates_assumption(&self, grid: [u32; 3], args: &[LaunchArg]) -> bool {
+        check::ranges(&self.kernel, grid, args).is_err()
+    }
+
+    /// The kernel and its source location, for messages.
+    pub(crate) fn label(&self) -> &str {
+        &self.kernel.label
     }
 
     /// Launches `grid` program instances on the device's stream: [`CompiledKernel::launch_on`].
@@ -152,13 +207,14 @@ impl CompiledKernel {
             return Ok(());
         }
         let _span = trace::span_of(&kernel.manifest.kernel);
+        let on_host = |entry: HostEntry| {
+            // SAFETY: the arguments match the manifest, which describes the entry; the rest is the caller's promise.
+            let outcome = unsafe { host::run_grid(entry, &slots, grid, kernel.manifest.arena_bytes) };
+            outcome.map_err(|failure| failure.into_error(&kernel.label))
+        };
         match (&kernel.code, self.device.inner()) {
-            (Loaded::Host(module), _) => {
-                // SAFETY: the arguments match the manifest, which describes the entry; the rest is the caller's
-                // promise.
-                let outcome = unsafe { host::run_grid(module.entry(), &slots, grid, kernel.manifest.arena_bytes) };
-                outcome.map_err(|failure| failure.into_error(&kernel.label))
-            }
+            (Loaded::Host(module), _) => on_host(module.entry()),
+            (Loaded::Linked(entry), _) => on_host(*entry),
             (Loaded::Cuda(function), Inner::Cuda(cuda)) => {
                 let stream = match stream {
                     None => &cuda.stream,
@@ -191,7 +247,7 @@ impl CompiledKernel {
     /// Registers, spills and occupancy, as reported by the driver; `None` on the CPU.
     pub fn resources(&self) -> Option<&Resources> {
         match &self.kernel.code {
-            Loaded::Host(_) | Loaded::Simulated(_) => None,
+            Loaded::Host(_) | Loaded::Linked(_) | Loaded::Simulated(_) => None,
             Loaded::Cuda(function) => Some(function.resources()),
         }
     }
@@ -199,7 +255,7 @@ impl CompiledKernel {
     /// Output of the driver's PTX compiler; empty on the CPU.
     pub fn jit_log(&self) -> &str {
         match &self.kernel.code {
-            Loaded::Host(_) | Loaded::Simulated(_) => "",
+            Loaded::Host(_) | Loaded::Linked(_) | Loaded::Simulated(_) => "",
             Loaded::Cuda(function) => function.log(),
         }
     }

@@ -12,6 +12,7 @@
 use super::build::{Axes, Bound, Builder, Step, loop_of, peel, step, widened};
 use super::{Interval, Launch, Node, NodeId};
 use crate::ir::{BinaryOp, Def, Op, OpId, Value};
+use serde::{Deserialize, Serialize};
 
 /// An interval that must lie inside another one.
 type Test = (NodeId, Interval);
@@ -25,19 +26,19 @@ const MAX_LIMITS: usize = 16;
 const MAX_UNKNOWN: i128 = 1 << 64;
 
 /// Σ coefficient · unknown, valid if the tests hold. Unknowns are indices into [`BoundedSum::unknowns`].
-#[derive(Clone, Debug)]
-struct Sum {
-    terms: Vec<(usize, NodeId)>,
-    tests: Vec<Test>,
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Sum {
+    pub terms: Vec<(usize, NodeId)>,
+    pub tests: Vec<Test>,
 }
 
 /// A sum under conditions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BoundedSum {
-    unknowns: Vec<NodeId>,
-    sum: Sum,
+    pub unknowns: Vec<NodeId>,
+    pub sum: Sum,
     /// Each of these sums is at most 0.
-    limits: Vec<Sum>,
+    pub limits: Vec<Sum>,
 }
 
 impl BoundedSum {
@@ -126,18 +127,18 @@ fn max_over_ranges(sum: &[i128], ranges: &[Interval]) -> Option<i128> {
 }
 
 /// A sum, reduced to what decides whether it is a multiple of a number.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Multiple {
     /// The argument whose address is added.
-    base: Option<usize>,
+    pub base: Option<usize>,
     /// Factor of all other terms: the size of an element in bytes; 1 for integers.
     unit: i128,
     /// Launch-invariant terms, as two factors each.
-    numbers: Vec<[NodeId; 2]>,
+    pub numbers: Vec<[NodeId; 2]>,
     /// Coefficients of unknowns.
-    factors: Vec<NodeId>,
+    pub factors: Vec<NodeId>,
     /// Arithmetic that must not wrap.
-    tests: Vec<Test>,
+    pub tests: Vec<Test>,
 }
 
 impl Multiple {

@@ -7,13 +7,14 @@
 use super::build::{Axes, Builder};
 use super::{Footprint, Interval, Launch, Node, NodeId, evaluate};
 use crate::ir::{Func, Loc, Op, OpId, Value};
+use serde::{Deserialize, Serialize};
 
 /// A value that is at least `at_least` unless one of `when` is empty.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Assumption {
-    value: NodeId,
+    pub value: NodeId,
     at_least: i64,
-    when: Vec<NodeId>,
+    pub when: Vec<NodeId>,
     loc: Loc,
 }
 
@@ -55,14 +56,9 @@ pub fn are_known_at_launch(func: &Func, values: &[Value]) -> Vec<bool> {
         let all = |ids: &[NodeId]| ids.iter().all(|&id| known[id as usize]);
         known.push(match node {
             Node::Opaque(_) => false,
-            Node::Known(_) | Node::Arg(..) | Node::ProgramId(_) | Node::NumPrograms(_) => true,
-            &Node::Cast(a, _) => all(&[a]),
-            &Node::Binary(_, a, b, _) | &Node::Compare(_, a, b) | &Node::Hull(a, b) => all(&[a, b]),
-            &Node::AtMost(a, b, _) | &Node::AtLeast(a, b, _) | &Node::Not(a, b) => all(&[a, b]),
-            Node::Index(range) => all(&[range.start, range.end, range.step]),
-            Node::Induction { from, by, range, .. } => all(&[*from, *by, range.start, range.end, range.step]),
+            // Its value is one of both, whatever the tests say.
             &Node::If { then, otherwise, .. } => all(&[then, otherwise]),
-            &Node::Block { offset, shape, .. } => all(&[offset, shape.unwrap_or(offset)]),
+            other => all(&other.operands()),
         });
     }
     nodes.into_iter().map(|id| known[id as usize]).collect()

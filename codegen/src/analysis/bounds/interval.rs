@@ -2,16 +2,18 @@
 
 use crate::ir::{BinaryOp, CmpOp, DType};
 use crate::num::int_range;
+use serde::{Deserialize, Serialize};
 
 /// The integers from `low` to `high`; empty if `low > high`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "super::stored::StoredInterval", try_from = "super::stored::StoredInterval")]
 pub struct Interval {
     pub low: i128,
     pub high: i128,
 }
 
 /// Exceeds every address; sums of a few of these do not overflow.
-const MAX_MAGNITUDE: i128 = 1 << 120;
+pub(super) const MAX_MAGNITUDE: i128 = 1 << 120;
 
 impl Interval {
     pub const EMPTY: Interval = Interval { low: 1, high: 0 };

@@ -28,6 +28,7 @@ mod build;
 mod interval;
 mod linear;
 mod preconditions;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +40,7 @@ use crate::ir::{BinaryOp, CmpOp, DType, Func, Loc, OpId};
 use affine::BoundedSum;
 use assumptions::Assumption;
 use preconditions::Precondition;
+use serde::{Deserialize, Serialize};
 
 /// Indices of the lower and upper end of an interval.
 const LOW: usize = 0;
@@ -48,7 +50,7 @@ const HIGH: usize = 1;
 type NodeId = u32;
 
 /// Range of a `for` loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct LoopRange<T> {
     start: T,
     end: T,
@@ -64,7 +66,8 @@ impl LoopRange<NodeId> {
 }
 
 /// One step of a formula: an interval computed from earlier ones.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Node {
     Known(Interval),
     /// An opaque value: any value of its type.
@@ -111,7 +114,7 @@ enum Node {
 }
 
 /// One load, store or atomic.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Access {
     /// The accessed argument; `None` if unknown.
     arg: Option<usize>,
@@ -125,7 +128,7 @@ struct Access {
 }
 
 /// Formulas of the accesses of a kernel.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Formulas {
     nodes: Vec<Node>,
     accesses: Vec<Access>,
@@ -133,8 +136,9 @@ struct Formulas {
     assumptions: Vec<Assumption>,
 }
 
-/// Access footprint of a kernel.
-#[derive(Clone, Debug)]
+/// Access footprint of a kernel. Manifests of compiled kernels contain it (`stored.rs`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "stored::Stored")]
 pub struct Footprint {
     /// Intervals only: fast, and sufficient for most launches.
     intervals: Formulas,
@@ -189,6 +193,11 @@ impl Footprint {
     /// intervals coarser ([`crate::pipeline::footprint`]).
     pub fn of(func: &Func) -> Footprint {
         build::build(func)
+    }
+
+    /// Number of the kernel's arguments.
+    pub fn argument_count(&self) -> usize {
+        self.elem_bytes.len()
     }
 
     /// Checks that a launch meets the kernel's preconditions and that all accesses are in bounds.

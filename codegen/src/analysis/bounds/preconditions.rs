@@ -10,17 +10,19 @@ use super::build::{Builder, peel};
 use super::{Formulas, Interval, Launch, LaunchViolation, LoopRange, Node, NodeId};
 use crate::ir::{BinaryOp, DType, Def, Func, Literal, Loc, Op, OpData, OpId, UnaryOp, Value};
 use crate::lang::control::PREFETCH_MARGIN_STEPS;
+use serde::{Deserialize, Serialize};
 
 /// A condition that must hold unless one of `when` is empty.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Precondition {
-    kind: PreconditionKind,
-    when: Vec<NodeId>,
+    pub kind: PreconditionKind,
+    pub when: Vec<NodeId>,
     loc: Loc,
 }
 
-#[derive(Clone, Debug)]
-enum PreconditionKind {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PreconditionKind {
     /// The extent of a dimension of a block pointer is not negative. `arg`: the argument that holds it.
     Extent { extent: NodeId, dim: usize, arg: Option<usize> },
     /// The step of a loop is positive, and the index does not overflow.
@@ -32,9 +34,9 @@ enum PreconditionKind {
 }
 
 /// Bounds of a loop with an index of type `dtype`.
-#[derive(Clone, Debug)]
-struct LoopBounds {
-    range: LoopRange<NodeId>,
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LoopBounds {
+    pub range: LoopRange<NodeId>,
     dtype: DType,
     /// Whether the step is launch-invariant, so that its sign is checked.
     step_is_invariant: bool,

@@ -77,8 +77,8 @@ class Compiled:
     ) -> None:
         """Launches the code, with the manifest's arguments in order or by name, without tensor maps.
 
-        If this package ships the kernel, the launch is checked as `Kernel.__call__` checks it. Code of other kernels
-        needs `unchecked=True`, by which the caller guarantees that all accesses stay inside the arrays.
+        The launch is checked as `Kernel.__call__` checks it, by the manifest's footprint. With `unchecked=True` the
+        caller guarantees that all accesses stay inside the arrays.
         """
 
 def kernel_names() -> list[str]: ...

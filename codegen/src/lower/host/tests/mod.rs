@@ -167,6 +167,7 @@ fn compile_plain(func: &Func, cpu: &HostCpu) -> Artifact {
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: String::new(),
+        footprint: None,
     };
     Artifact { manifest, code: Code::Object(object.code) }
 }

@@ -1,30 +1,34 @@
 //! Bounds check of a launch: proves that every access stays inside its argument's memory, and that the arguments
 //! satisfy the kernel's preconditions.
 
-use tilewright_codegen::analysis::bounds::{Footprint, LaunchViolation, OutOfBounds};
-use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
+use tilewright_codegen::analysis::bounds::{LaunchViolation, OutOfBounds};
 
-use super::arg::label;
+use super::{Kernel, LaunchArg, Values};
 use crate::error::{Error, Result};
-use crate::launch::{LaunchArg, Values};
 
-pub(super) fn check(def: &KernelDef, footprint: &Footprint, args: &[LaunchArg], grid: [u32; 3]) -> Result<()> {
-    footprint.check(&Values(args), grid).map_err(|violation| explain(def, violation))
+/// Checks a launch of a kernel with these arguments, whose number and types are checked.
+///
+/// # Errors
+/// The first access that may be out of bounds, the first violated precondition, or that the kernel has no footprint.
+pub(super) fn check(kernel: &Kernel, args: &[LaunchArg], grid: [u32; 3]) -> Result<()> {
+    match &kernel.manifest.footprint {
+        Some(footprint) => footprint.check(&Values(args), grid).map_err(|violation| explain(kernel, violation)),
+        None => Err(Error::NoFootprint { kernel: kernel.label.to_string() }),
+    }
 }
 
 /// Name of an argument, from its index among the passed arguments.
-fn name_of(def: &KernelDef, arg: usize) -> Option<&'static str> {
-    let mut passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
-    passed.nth(arg).map(|p| p.name)
+fn name_of(kernel: &Kernel, arg: usize) -> Option<&str> {
+    kernel.passed.get(arg).map(|&index| kernel.manifest.args[index].name.as_str())
 }
 
-fn explain(def: &KernelDef, violation: LaunchViolation) -> Error {
-    let kernel = label(def);
+fn explain(of: &Kernel, violation: LaunchViolation) -> Error {
+    let kernel = of.label.to_string();
     match violation {
-        LaunchViolation::OutOfBounds(out_of_bounds) => explain_access(def, out_of_bounds),
+        LaunchViolation::OutOfBounds(out_of_bounds) => explain_access(of, out_of_bounds),
         LaunchViolation::Extent { arg, dim, found, loc } => {
             let place = loc.to_string();
-            match arg.and_then(|arg| name_of(def, arg)) {
+            match arg.and_then(|arg| name_of(of, arg)) {
                 Some(name) => Error::NegativeExtent { kernel, name: name.into(), found, dim, place },
                 None => {
                     let precondition =
@@ -53,9 +57,9 @@ fn explain(def: &KernelDef, violation: LaunchViolation) -> Error {
     }
 }
 
-fn explain_access(def: &KernelDef, OutOfBounds { arg, elements, farthest_element, loc }: OutOfBounds) -> Error {
-    let name = arg.and_then(|arg| name_of(def, arg));
-    let (kernel, place) = (label(def), loc.to_string());
+fn explain_access(of: &Kernel, OutOfBounds { arg, elements, farthest_element, loc }: OutOfBounds) -> Error {
+    let name = arg.and_then(|arg| name_of(of, arg));
+    let (kernel, place) = (of.label.to_string(), loc.to_string());
     match (name, farthest_element) {
         (Some(name), Some(farthest_element)) => {
             Error::OutOfBounds { kernel, name: name.into(), elements, farthest_element, place }

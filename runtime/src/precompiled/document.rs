@@ -1,0 +1,166 @@
+//! The manifest file of compiled code, `manifest.json`. `docs/ahead-of-time.md` explains the fields.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use tilewright_codegen::compiler_id;
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
+use tilewright_codegen::target::{Artifact, Code, CompileOptions, Manifest};
+
+use crate::error::{Error, Result};
+
+/// Version of the format; incremented when the meaning of a field changes.
+const FORMAT: u32 = 1;
+
+/// What a program that launches compiled code needs to know, and how the code was compiled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// Version of the format.
+    pub format: u32,
+    /// The version of the compiler, and of its LLVM.
+    pub compiler: String,
+    #[serde(flatten)]
+    pub manifest: Manifest,
+    /// Access and element type of the memory arguments, by name.
+    pub memory: BTreeMap<String, MemoryArg>,
+    /// The values of the kernel's constants.
+    pub constants: BTreeMap<String, serde_json::Value>,
+    /// The element types of the kernel's type parameters.
+    pub types: BTreeMap<String, DType>,
+    pub options: CompileOptions,
+    /// The names of the files next to this one, by kind.
+    pub files: BTreeMap<String, String>,
+    /// The BLAKE3 hash of the code (`ptx` or `obj`) as hexadecimal digits. Empty in manifests of earlier versions.
+    #[serde(default)]
+    pub code_hash: String,
+}
+
+/// How a kernel accesses the memory of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryArg {
+    pub access: Access,
+    /// Type of the elements.
+    #[serde(rename = "type")]
+    pub elem: DType,
+}
+
+/// The access of a kernel to the memory of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// Reads.
+    In,
+    /// Writes.
+    Out,
+    /// Reads and writes.
+    InOut,
+}
+
+impl Document {
+    /// Describes `artifact`, which was compiled from `def` for these element types, constants and options. `files` are
+    /// kinds and names.
+    pub fn new(
+        def: &KernelDef,
+        dtypes: &[DType],
+        constants: &[(&str, ConstValue)],
+        options: &CompileOptions,
+        artifact: &Artifact,
+        files: &[(&str, String)],
+    ) -> Document {
+        let memory = |kind: ParamKind| {
+            let (access, elem) = match kind {
+                ParamKind::In(elem) => (Access::In, elem),
+                ParamKind::Out(elem) => (Access::Out, elem),
+                ParamKind::InOut(elem) => (Access::InOut, elem),
+                ParamKind::Scalar(_) | ParamKind::Constexpr { .. } => return None,
+            };
+            elem.resolve(dtypes).map(|elem| MemoryArg { access, elem })
+        };
+        let constant = |name: &str, kind: ParamKind| match kind {
+            ParamKind::Constexpr { default, .. } => {
+                let given = constants.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
+                given.or(default.map(ConstValue::from)).map(|value| (name.to_string(), json(&value)))
+            }
+            ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => None,
+        };
+        let code = match &artifact.code {
+            Code::Ptx(text) => text.as_bytes(),
+            Code::Object(bytes) => bytes,
+        };
+        Document {
+            format: FORMAT,
+            compiler: compiler_id().into(),
+            manifest: artifact.manifest.clone(),
+            memory: def.params.iter().filter_map(|p| memory(p.kind).map(|m| (p.name.to_string(), m))).collect(),
+            constants: def.params.iter().filter_map(|p| constant(p.name, p.kind)).collect(),
+            types: def.generics.iter().zip(dtypes).map(|(g, d)| (g.name.to_string(), *d)).collect(),
+            options: options.clone(),
+            files: files.iter().map(|(kind, name)| (kind.to_string(), name.clone())).collect(),
+            code_hash: hash(code),
+        }
+    }
+
+    /// The text of the file. The footprint, which has thousands of numbers, is in one line.
+    pub fn to_json(&self) -> String {
+        fn text<T>(text: serde_json::Result<T>) -> T {
+            text.unwrap_or_else(|error| {
+                panic!("internal compiler error: cannot serialize a manifest: {error}; please report this")
+            })
+        }
+        let mut rest = self.clone();
+        let footprint = rest.manifest.footprint.take();
+        let rest = text(serde_json::to_string_pretty(&rest));
+        match (footprint, rest.strip_suffix("\n}")) {
+            (Some(footprint), Some(rest)) => {
+                format!("{rest},\n  \"footprint\": {}\n}}\n", text(serde_json::to_string(&footprint)))
+            }
+            _ => rest + "\n",
+        }
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// Text that is no manifest, a format of a later version, or a footprint that is not consistent.
+    pub fn from_json(text: &str) -> Result<Document> {
+        let invalid = |reason: String| Error::InvalidManifest { reason };
+        let document: Document = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
+        match document.format {
+            FORMAT => Ok(document),
+            found => Err(invalid(format!("its format is {found}: this version reads format {FORMAT}"))),
+        }
+    }
+
+    /// Checks that `code` is the code that this manifest was written with, if it has the hash.
+    ///
+    /// # Errors
+    /// Other code.
+    pub fn check_code(&self, code: &[u8]) -> Result<()> {
+        if self.code_hash.is_empty() || self.code_hash == hash(code) {
+            return Ok(());
+        }
+        let kernel = &self.manifest.kernel;
+        Err(Error::InvalidManifest {
+            reason: format!(
+                "the code of `{kernel}` has BLAKE3 hash {}, and the manifest names {}: they are of different compilations, \
+                 or one of them was changed",
+                hash(code),
+                self.code_hash
+            ),
+        })
+    }
+}
+
+fn hash(code: &[u8]) -> String {
+    blake3::hash(code).to_hex().to_string()
+}
+
+fn json(value: &ConstValue) -> serde_json::Value {
+    match value {
+        ConstValue::Int(n) => (*n).into(),
+        ConstValue::Float(x) => (*x).into(),
+        ConstValue::Bool(b) => (*b).into(),
+        ConstValue::Variant(word) => word.clone().into(),
+    }
+}

@@ -1,0 +1,262 @@
+//! Kernels that are compiled ahead of time: their launches are checked by the manifest.
+
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, Specialization};
+use tilewright_codegen::passes::assume_ranges;
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
+use tilewright_runtime::kernel::{self, KernelArg};
+use tilewright_runtime::precompiled::{Document, PrecompiledKernel};
+use tilewright_runtime::prelude::*;
+
+/// y = a · x + y, for every `stride`-th element of x.
+#[kernel]
+fn axpy(x: In<f32>, y: InOut<f32>, a: f32, n: i32, stride: i64, #[constexpr = 64] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let mask = i < n;
+    let product = load(x + i.to::<i64>() * stride, mask = mask) * a;
+    store(y + i, product + load(y + i, mask = mask), mask = mask);
+}
+
+fn artifact(target: &Target) -> Artifact {
+    let specialization = Specialization::aligned_memory(&AXPY);
+    kernel::compile(&AXPY, &[], &[("tile", ConstValue::Int(64))], &specialization, target, &CompileOptions::default())
+        .unwrap()
+}
+
+/// Manifest and code.
+fn written(artifact: &Artifact) -> (String, Vec<u8>) {
+    let constants = [("tile", ConstValue::Int(64))];
+    let files = [("obj", "axpy.o".to_string())];
+    let document = Document::new(&AXPY, &[], &constants, &CompileOptions::default(), artifact, &files);
+    let code = match &artifact.code {
+        Code::Ptx(text) => text.clone().into_bytes(),
+        Code::Object(bytes) => bytes.clone(),
+    };
+    (document.to_json(), code)
+}
+
+fn native() -> (String, Vec<u8>) {
+    written(&artifact(&Target::Host(HostCpu::native())))
+}
+
+fn load(manifest: &str, code: &[u8]) -> Result<PrecompiledKernel> {
+    // SAFETY: the tests change manifests only where that is an error, or where the launch is refused.
+    unsafe { PrecompiledKernel::load(&Device::cpu(), manifest, code) }
+}
+
+fn loaded() -> PrecompiledKernel {
+    let (manifest, code) = native();
+    load(&manifest, &code).unwrap()
+}
+
+/// A launch of the precompiled kernel and one of the same kernel compiled for it, with buffers of `len` elements: both
+/// have the same result, or are refused for the same reason.
+#[test]
+fn a_launch_is_checked_as_one_of_a_kernel_that_is_compiled_for_it() {
+    let device = Device::cpu();
+    let precompiled = loaded();
+    let mut refused = 0;
+    for (len, n, stride, grid) in [
+        (100, 100, 1, 2),
+        (100, 50, 2, 1),
+        (100, 51, 2, 1),
+        (100, 101, 1, 2),
+        (64, 100, 1, 1),
+        (64, 100, 1, 2),
+        (64, 10, -1, 1),
+    ] {
+        let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
+        let x = Buffer::from_slice(&device, &x).unwrap();
+        let [mut first, mut second] = [0, 1].map(|_| Buffer::from_slice(&device, &vec![0.25f32; len]).unwrap());
+        let expected = Axpy { x: &x, y: &mut first, a: 0.5, n, stride, tile: 64 }.launch(&device, grid);
+        let mut args = [
+            KernelArg::In(&x),
+            KernelArg::Out(&mut second),
+            KernelArg::scalar(0.5f32),
+            KernelArg::scalar(n),
+            KernelArg::scalar(stride),
+        ];
+        let found = precompiled.launch(grid, &mut args);
+        let [found, expected] = [found, expected].map(|outcome| outcome.map_err(|error| error.to_string()));
+        assert_eq!(found, expected, "{len} elements, n = {n}, stride = {stride}, grid = {grid}");
+        assert_eq!(first.to_vec().unwrap(), second.to_vec().unwrap());
+        if let Err(message) = found {
+            assert!(message.contains("out of bounds: `"), "{message}");
+            refused += 1;
+        } else {
+            assert_eq!(second.to_vec().unwrap()[9], 0.5 * (9 * stride) as f32 + 0.25);
+        }
+    }
+    assert_eq!(refused, 4);
+}
+
+fn a<'a>() -> KernelArg<'a> {
+    KernelArg::scalar(1.0f32)
+}
+
+fn n<'a>() -> KernelArg<'a> {
+    KernelArg::scalar(64i32)
+}
+
+fn stride<'a>() -> KernelArg<'a> {
+    KernelArg::scalar(1i64)
+}
+
+#[test]
+fn arguments_are_checked_by_the_manifest() {
+    let (device, kernel) = (Device::cpu(), loaded());
+    let x = Buffer::<f32>::zeros(&device, 64).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
+    let mut halves = Buffer::<f16>::zeros(&device, 64).unwrap();
+    let simulated = Device::simulated(GpuArch::Sm80);
+    let elsewhere = Buffer::<f32>::zeros(&simulated, 64).unwrap();
+    let refuse = |args: &mut [KernelArg], parts: &[&str]| {
+        let message = kernel.launch(1, args).unwrap_err().to_string();
+        for part in parts {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    };
+    refuse(&mut [KernelArg::In(&x)], &["`axpy` (", "precompiled.rs", "takes 5 arguments: found 1"]);
+    let found = "`y` expects memory of f32 to write, found memory of f16 to write";
+    refuse(&mut [KernelArg::In(&x), KernelArg::Out(&mut halves), a(), n(), stride()], &[found]);
+    refuse(
+        &mut [KernelArg::In(&x), KernelArg::Out(&mut y), n(), n(), stride()],
+        &["`a`", "expected an f32, found an i32"],
+    );
+    refuse(&mut [KernelArg::In(&x), KernelArg::In(&x), a(), n(), stride()], &["`y` expects memory of f32 to write"]);
+    let found = "`x` expects memory of f32 to read, found a number";
+    refuse(&mut [n(), KernelArg::Out(&mut y), a(), n(), stride()], &[found]);
+    let other = KernelArg::In(&elsewhere);
+    refuse(&mut [other, KernelArg::Out(&mut y), a(), n(), stride()], &["simulated", "CPU"]);
+    let mut args = [KernelArg::In(&x), KernelArg::Out(&mut y), a(), n(), stride()];
+    let message = kernel.launch(-1, &mut args).unwrap_err().to_string();
+    assert!(message.contains("the grid's x extent is -1"), "{message}");
+}
+
+#[test]
+fn alignment_and_values_that_the_code_assumes_are_checked() {
+    let device = Device::cpu();
+    let mut specialization = Specialization::aligned_memory(&AXPY);
+    specialization.args[4] = ArgSpec { divisible_by: 1, equal_to: Some(1) };
+    let target = Target::Host(HostCpu::native());
+    let options = CompileOptions::default();
+    let artifact =
+        kernel::compile(&AXPY, &[], &[("tile", ConstValue::Int(64))], &specialization, &target, &options).unwrap();
+    let (manifest, code) = written(&artifact);
+    let kernel = load(&manifest, &code).unwrap();
+    let x = Buffer::<f32>::zeros(&device, 65).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
+    for (first, stride, telling) in [(0, 2i64, "the value 1, found 2"), (1, 1, "addresses divisible by 16")] {
+        let view = x.slice(first..).unwrap();
+        let mut args = [
+            KernelArg::In(&view),
+            KernelArg::Out(&mut y),
+            KernelArg::scalar(1.0f32),
+            KernelArg::scalar(32i32),
+            KernelArg::scalar(stride),
+        ];
+        let message = kernel.launch(1, &mut args).unwrap_err().to_string();
+        assert!(message.contains(telling), "{message}");
+    }
+}
+
+/// y[i] = x[128 + (first + i) % n], n ≤ 128: as Triton's tutorials index rows, but in bounds for any dividend.
+#[kernel]
+fn wrapped(x: In<f32>, y: Out<f32>, first: i32, n: i32) {
+    let i = (first + arange(0, 64)) % n;
+    store(y + arange(0, 64), load(x + 128 + i));
+}
+
+/// Code that assumes that a dividend is not negative is not run where it may be negative.
+#[test]
+fn range_assumptions_are_checked() {
+    let device = Device::cpu();
+    let specialization = Specialization { args: vec![ArgSpec { divisible_by: 16, equal_to: None }; 4] };
+    let mut func = kernel::record(&WRAPPED, &[], &[], &specialization).unwrap();
+    assert!(assume_ranges::run(&mut func), "an access becomes wider");
+    let target = Target::Host(HostCpu::native());
+    let mut artifact = pipeline::compile(&func, &target, &CompileOptions::default(), &mut ()).unwrap();
+    artifact.manifest.footprint = Some(pipeline::footprint(&func));
+    let document = Document::new(&WRAPPED, &[], &[], &CompileOptions::default(), &artifact, &[]);
+    let Code::Object(code) = &artifact.code else { panic!("an object") };
+    let kernel = load(&document.to_json(), code).unwrap();
+    let x: Vec<f32> = (0..256).map(|i| i as f32).collect();
+    let x = Buffer::from_slice(&device, &x).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
+    let mut launch = |first: i32| {
+        kernel.launch(
+            1,
+            &mut [KernelArg::In(&x), KernelArg::Out(&mut y), KernelArg::scalar(first), KernelArg::scalar(128)],
+        )
+    };
+    let message = launch(-16).unwrap_err().to_string();
+    assert!(message.contains("at least 0; with these arguments and this grid it may be -16"), "{message}");
+    launch(112).unwrap();
+    let values = y.to_vec().unwrap();
+    assert_eq!((values[0], values[15], values[16]), (240.0, 255.0, 128.0));
+}
+
+#[test]
+fn a_manifest_and_code_of_different_compilations_are_refused() {
+    let (manifest, code) = native();
+    let mut other = code.clone();
+    other.push(0);
+    let message = load(&manifest, &other).unwrap_err().to_string();
+    assert!(message.contains("the code of `axpy` has BLAKE3 hash") && message.contains("compile"), "{message}");
+    let (ptx_manifest, ptx) = written(&artifact(&Target::Nvptx(GpuArch::Sm80)));
+    let message = load(&ptx_manifest, &ptx).unwrap_err().to_string();
+    assert!(message.contains("is compiled for sm_80, but"), "{message}");
+    assert!(load(&ptx_manifest, &code).is_err());
+}
+
+#[test]
+fn damaged_manifests_are_refused() {
+    let (manifest, code) = native();
+    let replaced = |from: &str, to: &str| {
+        assert!(manifest.contains(from), "{manifest}");
+        load(&manifest.replacen(from, to, 1), &code).map(drop).unwrap_err().to_string()
+    };
+    for (from, to, telling) in [
+        ("\"format\": 1", "\"format\": 2", "its format is 2: this version reads format 1"),
+        ("\"format\": 1,", "", "format"),
+        ("\"f32\"", "\"f31\"", "f31"),
+        ("\"memory\": {", "\"memory\": {}, \"forgotten\": {", "disagree on whether `x` is memory"),
+        ("\"elem_bytes\":[4,4,null,null,null]", "\"elem_bytes\":[4,4,null,null]", "refers to argument 4"),
+        (
+            "\"elem_bytes\":[4,4,null,null,null]",
+            "\"elem_bytes\":[4,4,null,null,null,4]",
+            "a kernel with 6 arguments: it lists 5",
+        ),
+    ] {
+        let message = replaced(from, to);
+        assert!(message.contains("manifest") && message.contains(telling), "{message}");
+    }
+    for length in (0..manifest.trim_end().len()).step_by(97) {
+        assert!(load(&manifest[..length], &code).is_err(), "{length} bytes");
+    }
+}
+
+/// A manifest without a footprint, as earlier versions wrote it, allows unchecked launches only.
+#[test]
+fn without_a_footprint_a_launch_is_unchecked_or_refused() {
+    let device = Device::cpu();
+    let (manifest, code) = native();
+    let mut document = Document::from_json(&manifest).unwrap();
+    assert_eq!(document.to_json(), manifest);
+    document.manifest.footprint = None;
+    let kernel = load(&document.to_json(), &code).unwrap();
+    let x = Buffer::from_slice(&device, &[2.0f32; 64]).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
+    let mut args = [
+        KernelArg::In(&x),
+        KernelArg::Out(&mut y),
+        KernelArg::scalar(1.5f32),
+        KernelArg::scalar(64i32),
+        KernelArg::scalar(1i64),
+    ];
+    let message = kernel.launch(1, &mut args).unwrap_err().to_string();
+    assert!(message.contains("no access footprint") && message.contains("launch_unchecked"), "{message}");
+    // SAFETY: the buffers have 64 elements.
+    unsafe { kernel.launch_unchecked(None, 1, &mut args) }.unwrap();
+    assert_eq!(y.to_vec().unwrap(), [3.0; 64]);
+}
