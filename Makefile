@@ -1,16 +1,20 @@
 # Entry points for developers and CI. The work is done by cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test-mpi test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test book book-pictures
+.PHONY: help setup test-mpi test-packages test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test book book-pictures
 
 # The ptxas that tests use: TILEWRIGHT_PTXAS if set, else the one that `make cuda-tools` downloads.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
+
+# The published crates as docs.rs builds them, without LLVM; with the CUDA version that is not the default.
+WITHOUT_LLVM := -p tilewright -p tilewright-codegen -p tilewright-runtime -p tilewright-kernels --no-default-features --features tilewright/cuda-12
 
 help:
 	@echo 'make demo      run kernels on the GPU if there is one, else on the CPU'
 	@echo 'make examples  run all programs in examples/, on the GPU if there is one, else on the CPU'
 	@echo 'make test      run all tests; tests that need a GPU are reported as skipped if there is none'
 	@echo 'make test-mpi  run the multi-rank tests over MPI'
+	@echo 'make test-packages  build and run programs that use the published crates, from their packages, with LLVM and without'
 	@echo 'make test-dist-often  run all multi-rank tests 20 times: ranks as threads, as processes and over MPI'
 	@echo 'make torture   inject a fault at a random moment into each of 200 training runs, and compare results with undisturbed runs'
 	@echo 'make wheel     build build/wheel: the Python package (docs/python.md)'
@@ -51,6 +55,9 @@ test-mpi: setup
 	@scripts/mpi-setup.sh
 	cargo test -p tilewright-harness --features mpi --test dist -- mpi
 
+test-packages: setup
+	scripts/package-test.sh
+
 # TIMES sets the number of repetitions (20 by default).
 test-dist-often: setup
 	@scripts/mpi-setup.sh
@@ -79,8 +86,9 @@ book-pictures: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --lib -p tilewright -p tilewright-codegen -p tilewright-runtime -p tilewright-kernels --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	cargo clippy $(WITHOUT_LLVM) --lib -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc $(WITHOUT_LLVM) --no-deps
 
 # FUZZ_SECONDS sets the time per fuzz target (60 by default).
 fuzz: setup

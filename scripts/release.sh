@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # In the order of their dependencies.
-CRATES=(tilewright-dsl-macros tilewright-codegen tilewright-runtime tilewright-kernels tilewright tilewright-candle)
+mapfile -t CRATES <scripts/published-crates.txt
 
 die() {
     echo "release: $*" >&2

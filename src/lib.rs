@@ -3,9 +3,15 @@
 //! One `#[kernel]` function compiles to PTX for the GPU and to native code for the CPU. `use tilewright::prelude::*`
 //! imports the language and the launch API; `docs/language.md` is the reference.
 //!
-//! The feature `llvm`, on by default, compiles kernels; the build then needs LLVM 22 with its static libraries, in
-//! `/usr/lib/llvm-22`, on `PATH`, or in the folder that `LLVM_SYS_221_PREFIX` names. Without it (`default-features =
-//! false`) a launch that has to compile is an error; kernels run on a simulated GPU ([`Device::simulated`]).
+//! Features:
+//!
+//! - `llvm`, on by default: compiles kernels. The build needs LLVM 22 with its static libraries, in `/usr/lib/llvm-22`,
+//!   on `PATH`, or in the folder that `LLVM_SYS_221_PREFIX` names. Without it (`default-features = false`) a launch that
+//!   has to compile is an error; kernels run on a simulated GPU ([`Device::simulated`]), and kernels that were compiled
+//!   ahead of time are launched as [`PrecompiledKernel`](precompiled::PrecompiledKernel)s.
+//! - `cuda-13`, on by default, or `cuda-12`: the CUDA version of the driver's declarations (13.0 or 12.0), of which only
+//!   one can be on. No feature needs a CUDA toolkit. `cuda-12` is for drivers before CUDA 12.8, and for programs that
+//!   also link a CUDA 12 toolkit. Without either, it is the version of the `nvcc` on `PATH`, or the newest known.
 
 pub use tilewright_runtime::*;
 

@@ -120,8 +120,8 @@ impl fmt::Display for Phase {
 #[error(
     "this program is built without LLVM, which compiles kernels and links native code\n  \
      help: turn on the feature `llvm` of the crate `tilewright`: it is on by default, unless a dependency on it has \
-     `default-features = false`. Without it, kernels that were compiled ahead of time run on a GPU, and all kernels run \
-     on a simulated GPU (`Device::simulated`)"
+     `default-features = false`. Without it, kernels run on a simulated GPU (`Device::simulated`), and kernels that were \
+     compiled ahead of time run anywhere (`PrecompiledKernel`)"
 )]
 pub struct WithoutLlvm;
 

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Tests the published crates as their users get them: packages them, unpacks the packages outside of the repository, and builds and
+# runs the programs of tests/packages with them. Needs no network: other crates are those of Cargo.lock, which are downloaded already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=${CARGO_TARGET_DIR:-$PWD/target}/packages
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export CARGO_NET_OFFLINE=true
+
+die() {
+    echo "package-test: $*" >&2
+    exit 1
+}
+
+# expect TEXT WORDS...: fails unless the text contains each of the words.
+expect() {
+    local text=$1 word
+    shift
+    for word in "$@"; do
+        [[ $text == *"$word"* ]] || die "expected '$word' in:"$'\n'"$text"
+    done
+}
+
+mapfile -t crates <scripts/published-crates.txt
+version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+CARGO_TARGET_DIR=$target cargo package --quiet --no-verify --locked --allow-dirty "${crates[@]/#/--package=}" 2>"$scratch/warnings" ||
+    die "cargo package failed: $(cat "$scratch/warnings")"
+
+cp -r tests/packages/. "$scratch"
+cp Cargo.lock "$scratch"
+{
+    printf '[workspace]\nmembers = ["with-llvm", "without-llvm"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n'
+    for crate in "${crates[@]}"; do
+        tar -xzf "$target/package/$crate-$version.crate" -C "$scratch"
+        echo "$crate = { path = \"$crate-$version\" }"
+    done
+} >"$scratch/Cargo.toml"
+sed -i "s/\"=0.1.0\"/\"=$version\"/" "$scratch"/*/Cargo.toml
+
+cd "$scratch"
+export CARGO_TARGET_DIR=$target/build CARGO_INCREMENTAL=0 COMPILED=$scratch/compiled
+mkdir "$COMPILED"
+
+# Where LLVM is missing, the build says what to do.
+if message=$(LLVM_SYS_221_PREFIX=$scratch/nowhere cargo build -p tilewright-codegen 2>&1); then
+    die "the crates were built with an LLVM that does not exist"
+fi
+expect "$message" "needs LLVM 22" "apt-get install llvm-22-dev" "set LLVM_SYS_221_PREFIX to" "default-features = false"
+
+output=$(cargo run --quiet -p with-llvm -- "$COMPILED")
+expect "$output" "CPU: [2.0, 4.0, 6.0]"
+echo "$output"
+
+if cargo tree -p without-llvm --prefix none | grep -E '^(inkwell|llvm-sys) '; then
+    die "the program without LLVM depends on LLVM's bindings"
+fi
+output=$(LLVM_SYS_221_PREFIX=$scratch/nowhere cargo run --quiet -p without-llvm)
+expect "$output" "simulated GPU: [2.0, 4.0, 6.0]" "precompiled: [2.0, 4.0, 6.0]" "out of bounds: \`x\` has 3 elements" \
+    "built without LLVM" "the feature \`llvm\` of the crate \`tilewright\`"
+echo "$output"
