@@ -15,7 +15,7 @@
 //! bits), [`clock`] (happens-before), [`memory`] (shared memory, races), [`global`] (global memory, races), [`grid`]
 //! (programs), [`machine`] (threads and scheduling), [`barriers`] (mbarriers, TMA loads), [`bulk_reduce`] (bulk
 //! reductions), [`asm`] (PTX of the lowering), [`ptx`] (PTX of users), [`matrix`] (fragments and descriptors),
-//! [`mutate`] (fault injection for tests of the simulator).
+//! `mutate` (fault injection for tests of the simulator).
 
 mod asm;
 mod barriers;
