@@ -138,6 +138,23 @@ def test_cross_entropy(device, dtype, reduction, index):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_linear_cross_entropy(device, dtype, reduction, monkeypatch):
+    monkeypatch.setattr(tt, "_CHUNK_ROWS", 8)
+    x, weight = randn(3, 7, 32, device=device, dtype=dtype), randn(50, 32, device=device, dtype=dtype)
+    target = torch.randint(50, (3, 7), device=device)
+    target[1, 2:5] = -100
+    compare(
+        lambda x, w: tt.linear_cross_entropy(x, w, target, reduction=reduction),
+        lambda x, w: F.cross_entropy((x @ w.t()).flatten(0, 1), target.flatten(), reduction=reduction).view(
+            target.shape if reduction == "none" else ()
+        ),
+        (x, weight),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_swiglu_and_softmax(device, dtype):
     both = randn(3, 5, 96, device=device, dtype=dtype)
     compare(lambda x: tt.swiglu(*x.chunk(2, -1)), lambda x: F.silu(x[..., :48]) * x[..., 48:], (both,), dtype)
@@ -270,6 +287,7 @@ def test_registrations(device):
         (ops.silu, (x,)),
         (ops.rope, (q, torch.ones(8, device=device, dtype=torch.float64), 0, None, False, False)),
         (ops.softmax, (x,)),
+        (ops.linear_cross_entropy, (x, randn(7, 16, device=device), target, -100, "ieee")),
         (ops.matmul, (x, w.view(16, 1), None, "ieee")),
         (ops.column_sum, (x.detach(),)),
     ]:

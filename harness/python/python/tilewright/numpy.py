@@ -7,12 +7,14 @@ results are new arrays.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _native
 
-Array = NDArray
+Array = NDArray[Any]
 
 
 def _float32(shape: int | tuple[int, ...]) -> Array:

@@ -9,7 +9,7 @@ A CUDA graph can be captured after one run of the same code outside of the graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ __all__ = [
     "cross_entropy",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
     "matmul",
     "rms_norm",
     "rope",
@@ -345,15 +346,113 @@ def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, r
 
     `reduction` is "mean" (over targets other than `ignore_index`), "sum" or "none", which gives a loss per target.
     """
+    flat = _targets(logits, target, reduction)
+    return _reduced(_cross_entropy_op(logits, flat, ignore_index)[0], target, flat, ignore_index, reduction)
+
+
+def _targets(x: Tensor, target: Tensor, reduction: str) -> Tensor:
+    """The targets of the rows of x, in one dimension."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: expected mean, sum or none, found {reduction}")
-    if logits.shape[:-1] != target.shape:
-        raise ValueError(f"target: expected the shape {list(logits.shape[:-1])}, found {list(target.shape)}")
-    flat = target.reshape(-1)
-    loss = _cross_entropy_op(logits, flat, ignore_index)[0]
+    if x.shape[:-1] != target.shape:
+        raise ValueError(f"target: expected the shape {list(x.shape[:-1])}, found {list(target.shape)}")
+    return target.reshape(-1)
+
+
+def _reduced(loss: Tensor, target: Tensor, flat: Tensor, ignore_index: int, reduction: str) -> Tensor:
     if reduction == "none":
         return loss.view(target.shape)
     return loss.sum() if reduction == "sum" else loss.sum() / (flat != ignore_index).sum()
+
+
+# Cross-entropy of a linear layer, without all logits in memory
+
+_CHUNK_ROWS = 2048
+
+
+def _chunks(x: Tensor, weight: Tensor, precision: str) -> Iterator[tuple[slice, Tensor]]:
+    """The logits of `_CHUNK_ROWS` rows of x [rows, d] after another, in the same memory."""
+    buffer = x.new_empty(min(_CHUNK_ROWS, x.shape[0]), weight.shape[0])
+    for first in range(0, x.shape[0], _CHUNK_ROWS):
+        rows = slice(first, min(first + _CHUNK_ROWS, x.shape[0]))
+        logits = buffer[: rows.stop - rows.start]
+        _native.matmul(x[rows], weight.t(), logits, None, "none", precision)
+        yield rows, logits
+
+
+def _linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, precision: str
+) -> tuple[Tensor, Tensor]:
+    loss, lse = _linear_cross_entropy_fake(x, weight, target, ignore_index, precision)
+    for rows, logits in _chunks(x, weight, precision):
+        _native.cross_entropy_forward(logits, target[rows], loss[rows], lse[rows], ignore_index)
+    return loss, lse
+
+
+def _linear_cross_entropy_fake(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, precision: str
+) -> tuple[Tensor, Tensor]:
+    torch._check(x.dim() == 2 and weight.dim() == 2, lambda: f"expected matrices, found {x.shape} and {weight.shape}")
+    return x.new_empty(x.shape[0], dtype=torch.float32), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+def _linear_cross_entropy_backward(
+    x: Tensor, weight: Tensor, target: Tensor, lse: Tensor, grad_loss: Tensor, ignore_index: int, precision: str
+) -> tuple[Tensor, Tensor]:
+    grad_x, grad_weight = _dense(x), torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+    grad_buffer = x.new_empty(min(_CHUNK_ROWS, x.shape[0]), weight.shape[0])
+    for rows, logits in _chunks(x, weight, precision):
+        grad = grad_buffer[: len(logits)]
+        _native.cross_entropy_backward(logits, target[rows], lse[rows], grad_loss[rows], grad, ignore_index)
+        _native.matmul(grad, weight, grad_x[rows], None, "none", precision)
+        _native.matmul(grad.t(), x[rows], grad_weight, None, "none", precision, True)
+    return grad_x, grad_weight
+
+
+_linear_cross_entropy_backward_op = _Op(
+    "linear_cross_entropy_backward(Tensor x, Tensor weight, Tensor target, Tensor lse, Tensor grad_loss,"
+    " int ignore_index, str precision) -> (Tensor, Tensor)",
+    _linear_cross_entropy_backward,
+    lambda x, weight, *_: (_dense(x), _dense(weight)),
+)
+
+
+def _save_linear_cross_entropy(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, target, *ctx.options = inputs
+    ctx.save_for_backward(x, weight, target, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _linear_cross_entropy_grad(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Any, ...]:
+    grads = _linear_cross_entropy_backward_op(*ctx.saved_tensors, grad_loss, *ctx.options)
+    return *grads, None, None, None
+
+
+_linear_cross_entropy_op = _Op(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, str precision) -> (Tensor, Tensor)",
+    _linear_cross_entropy,
+    _linear_cross_entropy_fake,
+    _save_linear_cross_entropy,
+    _linear_cross_entropy_grad,
+)
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    precision: str = "ieee",
+) -> Tensor:
+    """`cross_entropy` of the logits x [..., d] · weight [classes, d]ᵀ, with the logits of 2048 rows in memory at a time.
+
+    The backward pass computes the logits again. `precision` as for `matmul`.
+    """
+    flat = _targets(x, target, reduction)
+    loss = _linear_cross_entropy_op(x.reshape(-1, x.shape[-1]), weight.to(x.dtype), flat, ignore_index, precision)[0]
+    return _reduced(loss, target, flat, ignore_index, reduction)
 
 
 # Softmax
@@ -664,9 +763,10 @@ class AdamW(torch.optim.Optimizer):
                 master = state.get("master")
                 update = (p, *moments, grad, None) if master is None else (master, *moments, grad, p)
                 by_step.setdefault(int(state["step"]) + 1, []).append((state, update))
+            beta1, beta2 = group["betas"]
             for step, updates in by_step.items():
                 arrays = [update for _, update in updates]
-                _native.adamw(arrays, step, group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+                _native.adamw(arrays, step, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
                 for state, (p, *_, compute_weights) in updates:
                     state["step"] = step
                     torch.autograd.graph.increment_version(p if compute_weights is None else compute_weights)

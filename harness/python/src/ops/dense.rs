@@ -33,10 +33,18 @@ fn activation(name: &str) -> PyResult<Activation> {
     }
 }
 
-/// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]).
+/// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]); with `accumulate`, and then without a bias, c += that.
 #[pyfunction]
-#[pyo3(signature = (a, b, c, bias=None, activation="none", precision="ieee"))]
-fn matmul(a: Object, b: Object, c: Object, bias: Option<Object>, activation: &str, precision: &str) -> PyResult<()> {
+#[pyo3(signature = (a, b, c, bias=None, activation="none", precision="ieee", accumulate=false))]
+fn matmul(
+    a: Object,
+    b: Object,
+    c: Object,
+    bias: Option<Object>,
+    activation: &str,
+    precision: &str,
+    accumulate: bool,
+) -> PyResult<()> {
     let py = a.py();
     let (a, b, c) = (Array::new("a", a)?, Array::new("b", b)?, Array::new("c", c)?);
     let bias = Array::optional("bias", bias)?;
@@ -49,6 +57,7 @@ fn matmul(a: Object, b: Object, c: Object, bias: Option<Object>, activation: &st
             let (a, b) = (a.tensor::<T, 2>(call.arg("a"))?, b.tensor(call.arg("b"))?);
             let c = c.tensor_mut(call.arg("c"))?;
             match &bias {
+                None if accumulate => gemm::accumulate(call.device, a, b, c, options),
                 Some(bias) => gemm::multiply_add_bias(call.device, a, b, bias.tensor(call.arg("bias"))?, c, options),
                 None => gemm::multiply(call.device, a, b, c, options),
             }
