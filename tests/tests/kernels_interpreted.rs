@@ -187,8 +187,7 @@ fn softmax_matches() {
         let y = HostTensor::of(dtype, &[rows, d], strides, &weights);
         let grad_y = HostTensor::random(dtype, &[rows, d], strides, &mut random);
         let want = softmax::reference_backward(&y.values(), &grad_y.values(), d);
-        for (d_tile, form) in [whole, 8].into_iter().flat_map(|tile| forms().into_iter().map(move |form| (tile, form)))
-        {
+        for (d_tile, form) in [whole, 8].into_iter().flat_map(|tile| forms().map(move |form| (tile, form))) {
             let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
             let mut args = vec![Arg::In(&y), Arg::In(&grad_y), Arg::Out(&mut grad_x)];
             args.extend([strides[0], strides[1]].repeat(3).into_iter().map(Arg::from));

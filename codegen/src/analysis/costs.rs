@@ -56,7 +56,7 @@ const MMA_SYNC_SHARE: f64 = 0.629;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executors {
     pub warps: u32,
-    /// Groups of so many warps that each execute their part of the op.
+    /// Groups of this number of warps, each of which executes its part of the op.
     pub groups: u32,
 }
 
