@@ -6,6 +6,7 @@ use std::process::Command;
 use tilewright::codegen::lang::kernel::{ConstValue, DType, KernelDef};
 use tilewright::codegen::target::{CompileOptions, GpuArch};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::prelude::{Buffer, Device};
 use tilewright_harness::cli::explain_pictures;
 
 #[path = "../../examples/02_fused_softmax.rs"]
@@ -132,7 +133,11 @@ fn commands() -> Vec<(PathBuf, String)> {
         .flat_map(|page| {
             let text = std::fs::read_to_string(&page).unwrap();
             let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
-            blocks.flat_map(str::lines).map(|line| (page.clone(), line.to_string())).collect::<Vec<_>>()
+            let lines = blocks.flat_map(|block| {
+                let block = block.replace("\\\n", " ");
+                block.lines().map(str::to_string).collect::<Vec<_>>()
+            });
+            lines.map(|line| (page.clone(), line)).collect::<Vec<_>>()
         })
         .collect()
 }
@@ -143,7 +148,7 @@ fn commands_of_the_tour_run() {
     let folder = tempfile::tempdir().unwrap();
     let (mut run, mut examples) = (0, 0);
     for (page, line) in commands() {
-        let mut words = line.split(' ').skip_while(|word| word.contains('=') && !word.starts_with('-'));
+        let mut words = line.split_whitespace().skip_while(|word| word.contains('=') && !word.starts_with('-'));
         match words.next() {
             Some("tilewright") => {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
@@ -162,4 +167,17 @@ fn commands_of_the_tour_run() {
         }
     }
     assert!(run >= 5 && examples >= 4, "{run} commands and {examples} examples");
+    let schedule = std::fs::read_to_string(folder.path().join("out/matmul.schedule.tile")).unwrap();
+    assert!(schedule.contains("at {stage = 0, partition = producer, depth = 4, tma = true}"), "{schedule}");
+}
+
+/// What the page about vector addition says about an `n` that is too large.
+#[test]
+fn a_launch_beyond_its_buffers_is_refused() {
+    let device = Device::cpu();
+    let x = Buffer::from_slice(&device, &[1.0f32; 100]).unwrap();
+    let mut out = Buffer::<f32>::zeros(&device, 100).unwrap();
+    let mut kernel = vector_add::VectorAdd { x: &x, y: &x, out: &mut out, n: 101, tile: 128 };
+    let error = kernel.launch(&device, 1).unwrap_err().to_string();
+    assert!(error.contains("01_vector_add.rs:"), "{error}");
 }

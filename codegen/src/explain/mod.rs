@@ -47,10 +47,9 @@ pub struct Trace {
     last: Func,
     numbers: Numbers,
     notes: Vec<String>,
-    /// The schedule: by an op's number, and for loads that run ahead by their location, the iterations that they run
-    /// ahead.
-    ahead: HashMap<u32, i64>,
-    loads_ahead: HashMap<Loc, i64>,
+    /// The schedule, by the number of an op, and of loads that run ahead also by their location.
+    schedule: HashMap<u32, Scheduled>,
+    scheduled_loads: HashMap<Loc, Scheduled>,
 }
 
 impl Trace {
@@ -67,8 +66,8 @@ impl Trace {
             last: func.clone(),
             numbers,
             notes: Vec::new(),
-            ahead: HashMap::new(),
-            loads_ahead: HashMap::new(),
+            schedule: HashMap::new(),
+            scheduled_loads: HashMap::new(),
         }
     }
 
@@ -87,14 +86,13 @@ impl Trace {
         &self.notes
     }
 
-    /// By how many iterations ops of the last function run ahead of their loop, or behind it (negative), as the
-    /// schedule of the loop says; 0 if not listed. A copy runs ahead as the load that it was.
-    pub fn ahead(&self) -> HashMap<OpId, i64> {
+    /// What the schedule says about ops of the last function. A copy runs as the load that it was.
+    pub fn schedule(&self) -> HashMap<OpId, Scheduled> {
         let of = |id: OpId| {
-            let by_number = || self.ahead.get(&self.numbers.ops[id.0 as usize]);
-            let is_copy =
-                matches!(self.last.op(id).op, Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. });
-            let by_loc = || self.loads_ahead.get(&self.last.op(id).loc).filter(|_| is_copy);
+            let by_number = || self.schedule.get(&self.numbers.ops[id.0 as usize]);
+            let data = self.last.op(id);
+            let is_copy = matches!(data.op, Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. });
+            let by_loc = || self.scheduled_loads.get(&data.loc).filter(|_| is_copy);
             Some((id, *by_number().or_else(by_loc)?))
         };
         self.last.walk().into_iter().filter_map(of).collect()
@@ -105,13 +103,24 @@ impl Trace {
         for id in func.walk() {
             let (Some(place), Some(block)) = (func.op(id).place, func.block_of(id)) else { continue };
             let Some(main) = main_stage(func, block) else { continue };
-            let ahead = i64::from(main) - i64::from(place.stage);
-            self.ahead.insert(self.numbers.ops[id.0 as usize], ahead);
+            let (stage, order) = (place.stage, place.order);
+            let scheduled = Scheduled { stage, order, ahead: i64::from(main) - i64::from(stage) };
+            self.schedule.insert(self.numbers.ops[id.0 as usize], scheduled);
             if place.depth.is_some() {
-                self.loads_ahead.insert(func.op(id).loc.clone(), ahead);
+                self.scheduled_loads.insert(func.op(id).loc.clone(), scheduled);
             }
         }
     }
+}
+
+/// What a schedule says about an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scheduled {
+    /// As in [`Placement`](crate::ir::Placement).
+    pub stage: u32,
+    pub order: u32,
+    /// By how many iterations the op runs ahead of its loop; negative for ops behind.
+    pub ahead: i64,
 }
 
 impl Observer for Trace {

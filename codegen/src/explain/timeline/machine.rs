@@ -486,7 +486,9 @@ impl Machine<'_> {
         let runner = &self.runners[i];
         let ahead = match runner.group.partition {
             Partition::Producer => 0,
-            Partition::All | Partition::Consumer => self.settings.ahead.get(&op).copied().unwrap_or(0),
+            Partition::All | Partition::Consumer => {
+                self.settings.schedule.get(&op).map_or(0, |scheduled| scheduled.ahead)
+            }
         };
         let iteration = usize::try_from(runner.iteration as i64 + ahead).unwrap_or(0);
         if end > begin {

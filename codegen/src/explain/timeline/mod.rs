@@ -24,7 +24,7 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use super::{Partition, is_loop, loops};
+use super::{Partition, Scheduled, is_loop, loops};
 use crate::analysis::pipes::Pipe;
 use crate::ir::{Func, Op, OpId};
 use crate::target::GpuArch;
@@ -43,9 +43,8 @@ pub struct Settings {
     /// Ops before which the lowering inserts a barrier
     /// ([`SharedMemory::barriers`](crate::lower::nvptx::SharedMemory::barriers)).
     pub barriers: HashSet<OpId>,
-    /// By how many iterations an op runs ahead of its loop; negative for ops behind
-    /// ([`Trace::ahead`](super::Trace::ahead)).
-    pub ahead: HashMap<OpId, i64>,
+    /// Tells which iteration's data an op processes ([`Trace::schedule`](super::Trace::schedule)).
+    pub schedule: HashMap<OpId, Scheduled>,
 }
 
 /// A group of warps that run the same iterations together.

@@ -41,7 +41,7 @@ kernel @k(%a: ptr<bf16> {{divisible_by = 16}}, %b: ptr<bf16> {{divisible_by = 16
     let mut trace = Trace::new(&func);
     gpu_ir(&func, arch, &options, &mut trace);
     let barriers = shared_memory(trace.last(), arch).barriers;
-    let settings = Settings { arch, warps: options.num_warps, blocks, barriers, ahead: trace.ahead() };
+    let settings = Settings { arch, warps: options.num_warps, blocks, barriers, schedule: trace.schedule() };
     let found = timelines(trace.last(), &settings);
     found.iter().for_each(check);
     found

@@ -73,7 +73,7 @@ fn body(trace: &Trace, settings: &Settings, sources: &Sources) -> String {
         "arch" => settings.arch.name().to_string(),
         "shared" => pictures.shared(&shared, limit).html(),
         "blocks" => plural(blocks_per_sm(func, settings, &shared) as usize, "block"),
-        "timelines" => timeline::section(func, &predicted, &names),
+        "timelines" => timeline::section(func, &predicted, &trace.schedule(), &names),
         "peak" => over_ops::peak(&profile).to_string(),
         "available" => available.to_string(),
         "registers" => pictures.registers(&profile, available).html(),
@@ -90,7 +90,8 @@ pub fn pictures(trace: &Trace, settings: &Settings) -> Vec<Picture> {
     let available = over_ops::available(settings.threads, settings.max_registers);
     let axis = OpAxis::new(func, &names);
     let predicted = predict(trace, settings, &shared);
-    let loops = predicted.iter().enumerate().map(|(n, of)| timeline::picture(func, n, of, &names));
+    let schedule = trace.schedule();
+    let loops = predicted.iter().enumerate().map(|(n, of)| timeline::picture(func, n, of, &schedule, &names));
     let mut all: Vec<Picture> = loops.collect();
     all.push(axis.shared(&shared, settings.arch.max_shared_bytes()));
     all.push(axis.registers(&registers::profile(func), available));
@@ -119,7 +120,7 @@ fn predict(trace: &Trace, settings: &Settings, shared: &SharedMemory) -> Vec<Tim
         warps: settings.threads / 32,
         blocks: blocks_per_sm(func, settings, shared),
         barriers: shared.barriers.clone(),
-        ahead: trace.ahead(),
+        schedule: trace.schedule(),
     };
     timelines(func, &settings)
 }

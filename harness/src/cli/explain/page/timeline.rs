@@ -1,8 +1,11 @@
 //! Pictures of predicted timelines: a row per group of warps and pipe, a bar per op.
 
+use std::collections::HashMap;
+
 use tilewright::codegen::analysis::pipes::Pipe;
+use tilewright::codegen::explain::Scheduled;
 use tilewright::codegen::explain::timeline::{Bar, SHOWN, Timeline};
-use tilewright::codegen::ir::Func;
+use tilewright::codegen::ir::{Func, OpId};
 
 use super::svg::{Picture, Rect, Svg};
 use super::{OpNames, plural};
@@ -22,15 +25,17 @@ const BLOCKS: usize = 2;
 /// Iterations of different colors.
 const COLORS: i64 = 4;
 
+type Schedule = HashMap<OpId, Scheduled>;
+
 /// A part of the page for each loop.
-pub fn section(func: &Func, timelines: &[Timeline], names: &OpNames) -> String {
+pub fn section(func: &Func, timelines: &[Timeline], schedule: &Schedule, names: &OpNames) -> String {
     if timelines.is_empty() {
         return "<p>No innermost loop of the function has a timeline.</p>\n".to_string();
     }
-    timelines.iter().enumerate().map(|(n, of)| part(func, n, of, names)).collect()
+    timelines.iter().enumerate().map(|(n, of)| part(func, n, of, schedule, names)).collect()
 }
 
-fn part(func: &Func, number: usize, of: &Timeline, names: &OpNames) -> String {
+fn part(func: &Func, number: usize, of: &Timeline, schedule: &Schedule, names: &OpNames) -> String {
     let busy: Vec<String> = of
         .busy
         .iter()
@@ -44,7 +49,7 @@ fn part(func: &Func, number: usize, of: &Timeline, names: &OpNames) -> String {
         escaped(names.short(of.op)),
         of.interval,
         escaped(&of.bound_in_words()),
-        picture(func, number, of, names).html(),
+        picture(func, number, of, schedule, names).html(),
         escaped(&busy.join(", "))
     )
 }
@@ -82,7 +87,7 @@ fn blocks(of: &Timeline) -> usize {
 }
 
 /// The timeline of a loop.
-pub fn picture(func: &Func, number: usize, of: &Timeline, names: &OpNames) -> Picture {
+pub fn picture(func: &Func, number: usize, of: &Timeline, schedule: &Schedule, names: &OpNames) -> Picture {
     let rows = rows(of);
     let mut groups = 0;
     let bottom = rows.last().map_or(TOP, |row| row.y + ROW);
@@ -113,7 +118,8 @@ pub fn picture(func: &Func, number: usize, of: &Timeline, names: &OpNames) -> Pi
         );
         svg.line((LEFT, row.y + ROW), (LEFT + PLOT, row.y + ROW), "grid");
         for bar in of.bars.iter().filter(|bar| (bar.group, bar.pipe) == (row.group, row.pipe)) {
-            draw(func, of, bar, row.y, (x(bar.begin), x(bar.end)), names, &mut svg);
+            let tooltip = tooltip(func, of, bar, schedule, names);
+            draw(func, of, bar, (row.y, x(bar.begin), x(bar.end)), names.number(bar.op), &tooltip, &mut svg);
         }
     }
     legend(of, bottom + 18.0, &mut svg);
@@ -147,29 +153,42 @@ fn rows(of: &Timeline) -> Vec<Row> {
     rows
 }
 
-fn draw(func: &Func, of: &Timeline, bar: &Bar, y: f64, (begin, end): (f64, f64), names: &OpNames, svg: &mut Svg) {
+fn draw(
+    func: &Func,
+    of: &Timeline,
+    bar: &Bar,
+    (y, begin, end): (f64, f64, f64),
+    op: Option<u32>,
+    tooltip: &str,
+    svg: &mut Svg,
+) {
     let color = (bar.iteration as i64 - of.first as i64).rem_euclid(COLORS);
     let waits = bar.pipe == Pipe::Barrier;
     let class = if waits { "wait".to_string() } else { format!("cell c{color}") };
-    let loc = &func.op(bar.op).loc;
-    let line = if loc.is_unknown() { String::new() } else { format!(", line {}", loc.line) };
-    let tooltip = format!(
-        "{}{line}: {}, {}{}, {}, cycles {:.0} to {:.0}",
-        names.short(bar.op),
-        of.group_name(bar.group),
-        if waits { "waits at the " } else { "" },
-        bar.pipe.name(),
-        iteration(of, bar.iteration),
-        bar.begin,
-        bar.end
-    );
-    let width = (end - begin).max(0.5);
-    let (op, height) = (names.number(bar.op), ROW - 4.0);
-    svg.rect(&Rect { x: begin, y: y + 2.0, width, height, class: &class, op, tooltip: &tooltip });
+    let (width, height) = ((end - begin).max(0.5), ROW - 4.0);
+    svg.rect(&Rect { x: begin, y: y + 2.0, width, height, class: &class, op, tooltip });
     let name = func.op(bar.op).op.mnemonic();
     if width > CHARACTER * name.len() as f64 {
         svg.text((begin + end) / 2.0, y + 14.0, if waits { "middle small" } else { "middle cellno" }, name);
     }
+}
+
+/// An op's name, line and place in the schedule; then who runs it, where and when.
+fn tooltip(func: &Func, of: &Timeline, bar: &Bar, schedule: &Schedule, names: &OpNames) -> String {
+    let loc = &func.op(bar.op).loc;
+    let line = if loc.is_unknown() { String::new() } else { format!(", line {}", loc.line) };
+    let scheduled = schedule.get(&bar.op);
+    let place = scheduled.map_or(String::new(), |at| format!(", stage {} order {}", at.stage, at.order));
+    format!(
+        "{}{line}{place}: {}, {}{}, {}, cycles {:.0} to {:.0}",
+        names.short(bar.op),
+        of.group_name(bar.group),
+        if bar.pipe == Pipe::Barrier { "waits at the " } else { "" },
+        bar.pipe.name(),
+        iteration(of, bar.iteration),
+        bar.begin,
+        bar.end
+    )
 }
 
 /// An iteration's name: `iteration i`, `iteration i+1`.
