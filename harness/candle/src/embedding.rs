@@ -10,7 +10,7 @@ use crate::convert::convert;
 use crate::for_float_type;
 use crate::graph::record1;
 use crate::memory::{Elem, OutputAlloc, Read, kernel_error, write};
-use crate::weight::{Weight, WeightUse};
+use crate::weight::{Weight, WeightUse, label};
 
 /// Returns y [.., d] in `dtype`: the rows of a table [vocabulary, d] that ids (u32, of any shape) select.
 ///
@@ -22,10 +22,11 @@ use crate::weight::{Weight, WeightUse};
 pub fn embedding(ids: &Tensor, table: &impl Weight, dtype: DType) -> Result<Tensor> {
     let _span = span("embedding");
     expect_dtype("embedding", "ids", ids, DType::U32)?;
-    same_device("embedding", ids, &table.label(), table.graph_input())?;
+    let name = label(table, "table");
+    same_device("embedding", ids, &name, table.graph_input())?;
     let &[vocabulary, d] = table.dims() else {
         let expected = "a matrix [vocabulary, d]";
-        return Err(bad_argument("embedding", &table.label(), expected, format!("the shape {:?}", table.dims())));
+        return Err(bad_argument("embedding", &name, expected, format!("the shape {:?}", table.dims())));
     };
     let shape: Vec<usize> = ids.dims().iter().chain([&d]).copied().collect();
     let ids = ids.flatten_all()?.contiguous()?;

@@ -7,7 +7,7 @@ use crate::check::{bad_argument, same_device};
 use crate::for_float_type;
 use crate::graph::record2;
 use crate::matmul::{matmul_alloc, matmul_into, multiply};
-use crate::weight::{Weight, WeightUse};
+use crate::weight::{Weight, WeightUse, label};
 
 /// Returns y [.., n] = x·Wᵀ for x [.., k] of any float dtype and a weight W [n, k].
 ///
@@ -52,20 +52,16 @@ pub fn as_rows(x: &Tensor) -> Result<Tensor> {
 }
 
 fn rows_and_shape(x: &Tensor, weight: &impl Weight) -> Result<(Tensor, Vec<usize>)> {
-    same_device("linear", x, &weight.label(), weight.graph_input())?;
+    let name = label(weight, "weight");
+    same_device("linear", x, &name, weight.graph_input())?;
     let &[n, k] = weight.dims() else {
-        return Err(bad_argument(
-            "linear",
-            &weight.label(),
-            "a matrix [n, k]",
-            format!("the shape {:?}", weight.dims()),
-        ));
+        return Err(bad_argument("linear", &name, "a matrix [n, k]", format!("the shape {:?}", weight.dims())));
     };
     let mut shape = x.dims().to_vec();
     match shape.last_mut() {
         Some(last) if *last == k => *last = n,
         _ => {
-            let expected = format!("rows of {k} elements for {} {:?}", weight.label(), weight.dims());
+            let expected = format!("rows of {k} elements for {name} {:?}", weight.dims());
             return Err(bad_argument("linear", "x", expected, format!("the shape {:?}", x.dims())));
         }
     }

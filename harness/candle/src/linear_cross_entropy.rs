@@ -11,7 +11,7 @@ use crate::linear::as_rows;
 use crate::loss;
 use crate::matmul::{matmul_into, multiply};
 use crate::memory::{Elem, OutputAlloc};
-use crate::weight::{Weight, WeightUse};
+use crate::weight::{Weight, WeightUse, label};
 
 /// The mean over all rows of the cross-entropy of x·Wᵀ with the targets, an f32 scalar: as `cross_entropy(linear(x, W),
 /// targets)`, for x [.., k], a weight W [vocabulary, k] and targets u32 [..]. A target outside of the vocabulary gives NaN.
@@ -28,11 +28,12 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &impl Weight, targets: &Tensor) 
         Some((k, outer)) if x.elem_count() > 0 => (outer, *k),
         _ => return Err(bad_argument(OP, "x", "a tensor [.., k] with at least one row", format!("{:?}", x.dims()))),
     };
+    let name = label(weight, "weight");
     match weight.dims() {
         &[vocabulary, columns] if columns == k && vocabulary > 0 => {}
-        found => return Err(bad_argument(OP, &weight.label(), format!("[vocabulary, {k}]"), format!("{found:?}"))),
+        found => return Err(bad_argument(OP, &name, format!("[vocabulary, {k}]"), format!("{found:?}"))),
     }
-    same_device(OP, x, &weight.label(), weight.graph_input())?;
+    same_device(OP, x, &name, weight.graph_input())?;
     same_device(OP, x, "targets", targets)?;
     expect_dtype(OP, "targets", targets, DType::U32)?;
     expect_shape(OP, "targets", targets, outer)?;

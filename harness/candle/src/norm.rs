@@ -8,14 +8,14 @@ use crate::check::{bad_argument, same_device};
 use crate::for_float_type;
 use crate::graph::{record2, record3};
 use crate::memory::{Elem, OutputAlloc, Read, kernel_error, with_rows};
-use crate::weight::{Weight, WeightUse};
+use crate::weight::{Weight, WeightUse, label};
 
 /// RMSNorm: y = x / √(mean(x²) + ε) · w over the last dimension of x, for a weight w [d].
 ///
 /// # Errors
 /// A weight of another length or dtype, or an x that is no float tensor.
 pub fn rms_norm(x: &Tensor, weight: &impl Weight, eps: f64) -> Result<Tensor> {
-    let x = &check("rms_norm", x, &[weight], eps)?;
+    let x = &check("rms_norm", x, &[("weight", weight)], eps)?;
     let w = weight.value(x.dtype())?;
     let weight_use = WeightUse::begin(weight);
     for_float_type!(x.dtype(), "rms_norm", T => {
@@ -28,17 +28,18 @@ pub fn rms_norm(x: &Tensor, weight: &impl Weight, eps: f64) -> Result<Tensor> {
 }
 
 /// Returns x as the kernels take it: rows with one stride between them, else a copy.
-fn check(op: &str, x: &Tensor, weights: &[&dyn Weight], eps: f64) -> Result<Tensor> {
+fn check(op: &str, x: &Tensor, weights: &[(&str, &dyn Weight)], eps: f64) -> Result<Tensor> {
     let d = match x.dims().last() {
         Some(&d) if d > 0 => d,
         _ => return Err(bad_argument(op, "x", "a last dimension of at least one element", format!("{:?}", x.dims()))),
     };
-    for weight in weights {
+    for &(role, weight) in weights {
+        let name = label(weight, role);
         if weight.dims() != [d] {
             let expected = format!("the shape [{d}], that of a row of x {:?}", x.dims());
-            return Err(bad_argument(op, &weight.label(), &expected, format!("{:?}", weight.dims())));
+            return Err(bad_argument(op, &name, &expected, format!("{:?}", weight.dims())));
         }
-        same_device(op, x, &weight.label(), weight.graph_input())?;
+        same_device(op, x, &name, weight.graph_input())?;
     }
     if !(eps >= 0.0 && eps.is_finite()) {
         return Err(bad_argument(op, "eps", "a finite number of at least 0", eps));
@@ -90,7 +91,7 @@ pub fn rms_backward<T: Elem + FloatElement>(
 /// # Errors
 /// As [`rms_norm`].
 pub fn layer_norm(x: &Tensor, weight: &impl Weight, bias: &impl Weight, eps: f64) -> Result<Tensor> {
-    let x = &check("layer_norm", x, &[weight, bias], eps)?;
+    let x = &check("layer_norm", x, &[("weight", weight), ("bias", bias)], eps)?;
     let (w, b) = (weight.value(x.dtype())?, bias.value(x.dtype())?);
     let (weight_use, bias_use) = (WeightUse::begin(weight), WeightUse::begin(bias));
     for_float_type!(x.dtype(), "layer_norm", T => {

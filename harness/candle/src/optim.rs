@@ -15,7 +15,7 @@ use crate::memory::{Elem, Read, kernel_error, write};
 /// AdamW over candle variables, as `candle_nn::AdamW`: the same options and the same update.
 ///
 /// Moments are f32. A bf16 or f16 variable has an f32 copy (master weights), which is updated; the variable is the copy,
-/// rounded. A variable without a gradient in a step is left as it is.
+/// rounded ([`FusedAdamW::reload`] after setting it). A variable without a gradient in a step is left as it is.
 #[derive(Debug)]
 pub struct FusedAdamW {
     params: Vec<Param>,
@@ -60,6 +60,18 @@ impl FusedAdamW {
     /// Names of the parameters in the order of their updates. Variables without names have their index.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.params.iter().map(|param| param.name.as_str())
+    }
+
+    /// Takes the values of bf16 and f16 variables as the new master weights: call this after setting variables, as
+    /// `VarMap::load` does; otherwise the next step continues from the values before.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn reload(&mut self) -> Result<()> {
+        for param in self.params.iter_mut().filter(|param| param.master.is_some()) {
+            param.master = Some(param.var.as_detached_tensor().to_dtype(DType::F32)?);
+        }
+        Ok(())
     }
 
     /// The options.

@@ -11,8 +11,10 @@ use candle_core::{DType, Error, Result, Tensor, Var};
 
 /// A parameter of an op.
 pub trait Weight {
-    /// Name or description for messages.
-    fn label(&self) -> String;
+    /// Name for messages, if it has one.
+    fn name(&self) -> Option<&str> {
+        None
+    }
 
     /// Shape of the value and of the gradient.
     fn dims(&self) -> &[usize];
@@ -54,10 +56,6 @@ pub trait GradSink: Send + Sync {
 }
 
 impl Weight for Tensor {
-    fn label(&self) -> String {
-        "the weight".into()
-    }
-
     fn dims(&self) -> &[usize] {
         Tensor::dims(self)
     }
@@ -84,10 +82,6 @@ impl Weight for Tensor {
 }
 
 impl Weight for Var {
-    fn label(&self) -> String {
-        self.as_tensor().label()
-    }
-
     fn dims(&self) -> &[usize] {
         Weight::dims(self.as_tensor())
     }
@@ -103,6 +97,11 @@ impl Weight for Var {
     fn begin_use(&self) -> Option<Arc<dyn GradSink>> {
         None
     }
+}
+
+/// What messages call a weight: its name, or its role in the op.
+pub(crate) fn label(weight: &dyn Weight, role: &str) -> String {
+    weight.name().map_or_else(|| role.to_string(), |name| format!("`{name}`"))
 }
 
 /// One use of a weight by an op.

@@ -53,9 +53,9 @@ fn wrong_dtypes() {
 #[test]
 fn wrong_shapes() {
     let x = f32s(&[2, 4]);
-    fails(ours::rms_norm(&x, &f32s(&[5]), 1e-5), &["rms_norm", "the weight", "[4]", "[5]"]);
+    fails(ours::rms_norm(&x, &f32s(&[5]), 1e-5), &["rms_norm", "as weight", "[4]", "[5]"]);
     fails(ours::rms_norm(&x, &f32s(&[1, 4]), 1e-5), &["rms_norm", "[4]", "[1, 4]"]);
-    fails(ours::layer_norm(&x, &f32s(&[4]), &f32s(&[3]), 1e-5), &["layer_norm", "[4]", "[3]"]);
+    fails(ours::layer_norm(&x, &f32s(&[4]), &f32s(&[3]), 1e-5), &["layer_norm", "as bias", "[4]", "[3]"]);
     fails(ours::rms_norm(&f32s(&[]), &f32s(&[1]), 1e-5), &["rms_norm", "last dimension"]);
     fails(ours::swiglu(&f32s(&[2, 3])), &["even", "[2, 3]"]);
     fails(ours::swiglu_pair(&f32s(&[2, 6]), &f32s(&[3, 4])), &["swiglu", "[2, 6]", "[3, 4]"]);

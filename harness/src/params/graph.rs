@@ -86,8 +86,8 @@ impl Param {
 }
 
 impl Weight for Param {
-    fn label(&self) -> String {
-        format!("`{}`", self.name())
+    fn name(&self) -> Option<&str> {
+        Some(Param::name(self))
     }
 
     fn dims(&self) -> &[usize] {

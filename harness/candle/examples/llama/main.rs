@@ -39,12 +39,12 @@ fn main() -> Result<()> {
             vocabulary: 32_000,
             d_model: 2048,
             d_ff: 5632,
-            layers: 8,
+            layers: 4,
             heads: 32,
             heads_kv: 4,
             max_length: 2048,
         };
-        (config, 2, 2048, DType::BF16, 10)
+        (config, 1, 2048, DType::BF16, 10)
     } else {
         let config =
             Config { vocabulary: 1000, d_model: 128, d_ff: 344, layers: 2, heads: 4, heads_kv: 2, max_length: 128 };

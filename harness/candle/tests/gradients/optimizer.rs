@@ -62,6 +62,17 @@ fn short_types_have_master_weights() {
 }
 
 #[test]
+fn variables_that_were_set_are_reloaded() {
+    let var = Var::ones(4, DType::BF16, &Device::Cpu).unwrap();
+    let mut optimizer = FusedAdamW::new(vec![var.clone()], options()).unwrap();
+    var.set(&Tensor::full(3_f32, 4, &Device::Cpu).unwrap().to_dtype(DType::BF16).unwrap()).unwrap();
+    optimizer.reload().unwrap();
+    optimizer.backward_step(&var.sum_all().unwrap()).unwrap();
+    let value = var.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap()[0];
+    assert!((value - 2.935).abs() < 0.01, "{value}");
+}
+
+#[test]
 fn variables_of_a_map_are_sorted_by_name() {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
