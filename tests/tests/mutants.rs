@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::backward_rows::DQ_SUM_ROWS;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::kernels::layer_norm::LAYER_NORM_BWD;
 use tilewright::kernels::matmul::MATMUL;
@@ -214,7 +215,8 @@ fn dkdv(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOpti
     let (queries, keys) = (304, 64);
     let q_tile = if one_pass { 64usize } else { 32 };
     let mut tensors = backward_inputs(queries, keys);
-    let zeros = HostTensor::of(DType::F32, &[queries, D], &[D, 1], &vec![0.0; queries * D]);
+    let sum_rows = queries.next_multiple_of(DQ_SUM_ROWS);
+    let zeros = HostTensor::of(DType::F32, &[sum_rows, D], &[D, 1], &vec![0.0; sum_rows * D]);
     tensors.extend([Arg::Out(attention_output(keys)), Arg::Out(attention_output(keys)), Arg::Out(zeros)]);
     let args = attention_arguments(tensors, queries, keys);
     let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass };

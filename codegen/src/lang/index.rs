@@ -5,6 +5,7 @@ use super::handle::{Data, Scalar, Tile};
 use super::operand::{IntLit, expect_scalar, to_i64};
 use super::record::{emit, error_here, fail};
 use crate::ir::{DType, Value};
+use crate::layout::MAX_RANK;
 
 /// Maximum number of elements of a tile.
 pub const MAX_TILE_ELEMENTS: usize = 1 << 20;
@@ -139,6 +140,13 @@ pub fn extent(n: impl Extent) -> usize {
 /// elements.
 #[track_caller]
 pub(crate) fn check_shape(shape: &[usize]) {
+    if shape.len() > MAX_RANK {
+        fail(
+            error_here(format!("a tile of shape {shape:?} has {} dimensions, the limit is {MAX_RANK}", shape.len()))
+                .label("too many dimensions")
+                .help("combine dimensions: `.reshape([…])`"),
+        );
+    }
     for (axis, &n) in shape.iter().enumerate() {
         if !n.is_power_of_two() {
             let diagnostic = error_here(format!("extents of tiles must be powers of two, found {n} in {shape:?}"))

@@ -52,6 +52,9 @@ pub fn expand_dims<X: Shaped>(x: X, axis: i32) -> X::Tile {
 /// Inserts a dimension of extent 1 before `axis`; also for scalars.
 #[track_caller]
 pub(crate) fn expand_raw(v: Value, axis: usize) -> Value {
+    let mut expanded = shape(v);
+    expanded.insert(axis, 1);
+    check_shape(&expanded);
     if shape(v).is_empty() { emit(|b| b.splat(v, &[1])) } else { emit(|b| b.expand_dims(v, axis)) }
 }
 
@@ -162,6 +165,7 @@ fn same_shapes<T: Dtype>(a: Tile<T>, b: Tile<T>, what: &str) -> Vec<usize> {
 pub fn join<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     same_shapes(a, b, "join");
     let (va, vb) = (a.value(), b.value());
+    check_shape(&[shape(va), vec![2]].concat());
     Tile::from_value(emit(|builder| builder.join(va, vb)))
 }
 

@@ -5,7 +5,7 @@ use std::ops::BitXor;
 use super::gf2::{self, Span};
 
 /// Maximum tensor rank of a layout.
-pub const MAX_RANK: usize = 5;
+pub const MAX_RANK: usize = 8;
 
 /// A named group of input bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -2,6 +2,7 @@
 
 use super::{Check, Rule, require};
 use crate::ir::{Func, Stage, Type};
+use crate::layout::MAX_RANK;
 
 /// Maximum number of elements of a tile.
 const MAX_ELEMENTS: usize = 1 << 20;
@@ -36,6 +37,7 @@ fn requires_layout_stage(ty: &Type, stage: Stage) -> Check {
 }
 
 fn extents(ty: &Type, shape: &[usize]) -> Check {
+    require(shape.len() <= MAX_RANK, Rule::Extents, || format!("at most {MAX_RANK} dimensions expected, found {ty}"))?;
     for &n in shape {
         require(n.is_power_of_two(), Rule::Extents, || {
             format!("extents should be powers of two, found {n} in {ty}; pad the tile and mask the padding")

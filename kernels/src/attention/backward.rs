@@ -15,13 +15,13 @@
 //! shape of q, dK and dV that of k. `lse2` and `delta` are the outputs of the preprocessing kernel in
 //! [`super::backward_rows`].
 
-use super::backward_rows::{row_block, sum_block};
+use super::backward_rows::{dq_sum_block, fragments, row_block};
 use super::forward::{batch_and_split, num_k_tiles, row_offset, tiles_of_split, visible};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
 /// dK and dV: a program per tile of keys loops over the queries that see it. With `one_pass`, it also adds dS K to
-/// `dq_sum`, dense f32 [batch, heads, n_q, d].
+/// `dq_sum` ([`dq_sum_block`]).
 ///
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ are then left operands of the dots that
 /// accumulate dV and dK. Query heads of a group share keys, so the program loops over all of them.
@@ -31,7 +31,7 @@ use tilewright_runtime::prelude::*;
 ///
 /// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`, and
 /// `even_keys`, which only `one_pass` uses, that n_k is a multiple of `k_tile`. Queries beyond n_q are loaded as zeros,
-/// which add nothing; gradients of keys beyond n_k are not stored. So only the diagonal, and dQ, need a mask.
+/// which add nothing; gradients of keys beyond n_k are not stored. So only the diagonal needs a mask.
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
@@ -180,7 +180,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         );
         let mut lse2_block = row_block(lse2 + head_rows, first_tile * q_tile, n_q, q_tile);
         let mut delta_block = row_block(delta + head_rows, first_tile * q_tile, n_q, q_tile);
-        let mut dq_block = sum_block(dq_sum + head_rows * d, first_tile * q_tile, n_q, d, q_tile, d_tile);
+        let index = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>();
+        let mut dq_block = dq_sum_block(dq_sum, index, first_tile * (q_tile / 16), n_q, q_tile, d_tile);
         for i in range(first_tile, tiles) {
             let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
             let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
@@ -205,8 +206,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
                 // dK follows dQ, so that its dot runs while dQ is added.
                 let partial_dq = dot(ds.trans(), kt, input_precision = precision);
                 dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-                atomic_add(dq_block, partial_dq, boundary_check = boundary_dims(!even_queries, padded));
-                dq_block = dq_block.advance([q_tile, 0]);
+                atomic_add(dq_block, fragments(partial_dq, d_tile));
+                dq_block = dq_block.advance([q_tile / 16, 0]);
             } else {
                 dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
             }

@@ -8,9 +8,9 @@ use tilewright_runtime::prelude::*;
 /// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
 /// 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
 ///
-/// With `one_pass`, also zeros `dq_sum`, dense f32 [batch, heads, n_q, d], to which programs add atomically.
+/// With `one_pass`, also zeros `dq_sum`, to which programs add atomically ([`dq_sum_block`] has its shape).
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch).
+/// Grid: (⌈n_q / q_tile⌉, heads, batch); with `one_pass`, of all rows of `dq_sum`.
 #[kernel]
 pub fn flash_attention_bwd_preprocess<T: Float>(
     o: In<T>,
@@ -59,8 +59,8 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     store(row_block(delta + rows, first_row, n_q, q_tile), sum(ot * dot_, axis = 1), boundary_check = [0]);
     store(row_block(lse2 + rows, first_row, n_q, q_tile), lt * std::f32::consts::LOG2_E, boundary_check = [0]);
     if one_pass {
-        let sum_block = sum_block(dq_sum + rows * d, first_row, n_q, d, q_tile, d_tile);
-        store(sum_block, zeros::<f32>([q_tile, d_tile]), boundary_check = boundary_dims(true, padded));
+        let index = (batch * num_programs(1) + head).to::<i64>();
+        store(dq_sum_block(dq_sum, index, program_id(0) * (q_tile / 16), n_q, q_tile, d_tile), zeros::<f32>([q_tile / 16, 16 * d_tile]));
     }
 }
 
@@ -68,7 +68,8 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
 /// order of p.
 ///
 /// `num_splits` is the number of splits of the loop ([`split_kv`](super::split_kv)), and 1 for dQ of one pass. `sums`
-/// is dense f32 [batch · num_splits, heads, n, d], `grad` [batch, heads, n, d].
+/// is dense f32 [batch · num_splits, heads, n, d], `grad` [batch, heads, n, d]. With `fragments`, `sums` is `dq_sum` of
+/// one pass ([`dq_sum_block`]).
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel]
@@ -86,18 +87,24 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] row_tile: usize,
+    #[constexpr = false] fragments: bool,
 ) {
     let (head, batch) = (program_id(1), program_id(2));
     let first_row = program_id(0) * row_tile;
     let padded = d != d_tile;
     let mut total = zeros::<f32>([row_tile, d_tile]);
     for split in range(0, num_splits) {
-        let rows = row_offset(head, batch * num_splits + split, n);
-        total += load(
-            sum_block(sums + rows * d, first_row, n, d, row_tile, d_tile),
-            boundary_check = boundary_dims(true, padded),
-            padding = zero,
-        );
+        if fragments {
+            let index = (batch * num_programs(1) + head).to::<i64>();
+            total += rows_of_fragments(load(dq_sum_block(sums, index, program_id(0) * (row_tile / 16), n, row_tile, d_tile)), d_tile);
+        } else {
+            let rows = row_offset(head, batch * num_splits + split, n);
+            total += load(
+                sum_block(sums + rows * d, first_row, n, d, row_tile, d_tile),
+                boundary_check = boundary_dims(true, padded),
+                padding = zero,
+            );
+        }
     }
     let grad_block = make_block_ptr(
         grad + (batch * grad_stride_batch + head * grad_stride_head),
@@ -114,6 +121,51 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
 #[device_fn]
 pub(super) fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> BlockPtr<f32> {
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
+}
+
+/// Rows of `dq_sum` are padded to a multiple of this: of every `q_tile`.
+pub const DQ_SUM_ROWS: usize = 256;
+
+/// A block pointer to `q_tile` rows, from row 16 · `first` on, of head `index` of `dq_sum`. That is f32
+/// [batch · heads, rows, d_tile] with rows = `n_q` rounded up to [`DQ_SUM_ROWS`], as [rows / 16, 16 · d_tile] with the
+/// elements in the order of [`fragments`]: a tile has no gaps, and needs no boundary check.
+#[device_fn]
+pub(super) fn dq_sum_block(
+    base: Ptr<f32>,
+    index: Scalar<i64>,
+    first: Scalar<i32>,
+    n_q: Scalar<i32>,
+    q_tile: usize,
+    d_tile: usize,
+) -> BlockPtr<f32> {
+    let rows = (n_q + (DQ_SUM_ROWS - 1)) / DQ_SUM_ROWS * (DQ_SUM_ROWS / 16);
+    make_block_ptr(
+        base + index * rows * (16 * d_tile),
+        shape = [rows, 16 * d_tile],
+        strides = [16 * d_tile, 1],
+        offsets = [first, 0],
+        block_shape = [q_tile / 16, 16 * d_tile],
+        order = [1, 0],
+    )
+}
+
+/// A tile [rows, d_tile] in the order of the accumulators of `mma.sync` and `wgmma`, as [rows / 16, 16 · d_tile]: each
+/// lane of a warp holds four consecutive elements, and the warp 128, so that it writes them without bank conflicts.
+/// (PTX ISA, accumulator fragments of `wgmma`: lane l has columns 2 · (l mod 4) and the next of rows ⌊l / 4⌋ and
+/// ⌊l / 4⌋ + 8, in every group of 8 columns.)
+#[device_fn]
+pub(super) fn fragments(tile: Tile<f32>, d_tile: usize) -> Tile<f32> {
+    let rows = tile.shape()[0];
+    let parts = tile.reshape([rows / 16, 2, 8, d_tile / 8, 4, 2]);
+    parts.permute([0, 3, 2, 4, 1, 5]).reshape([rows / 16, 16 * d_tile])
+}
+
+/// The inverse of [`fragments`].
+#[device_fn]
+pub(super) fn rows_of_fragments(tile: Tile<f32>, d_tile: usize) -> Tile<f32> {
+    let blocks = tile.shape()[0];
+    let parts = tile.reshape([blocks, d_tile / 8, 8, 4, 2, 2]);
+    parts.permute([0, 4, 2, 1, 3, 5]).reshape([16 * blocks, d_tile])
 }
 
 /// A block pointer to the [q_tile, d_tile] tile of dense f32 sums [n, d], from row `first` on.

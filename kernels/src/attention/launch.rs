@@ -1,8 +1,9 @@
 //! Host side of attention: argument checks, workspace, and the order of the kernels, which [`super::passes`] launches.
 
-use super::config::{Pass, Tiles};
+use super::backward_rows::DQ_SUM_ROWS;
+use super::config::{Pass, Tiles, d_tile};
 use super::passes::{
-    RowVectors, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
+    RowVectors, Sums, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
 };
 use super::split_kv::{KvSplit, SplitProblem};
 use crate::tensor::{self, FloatElement};
@@ -270,9 +271,9 @@ fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], op
     (keys, options.kv_split::<T>(device, Pass::Dq, d, batch * heads, n_q, n_k))
 }
 
-/// The number of f32 elements of the sums of dQ, rounded up as in [`aligned_rows`].
-fn dq_sum_len(q_shape: [usize; 4]) -> usize {
-    q_shape.iter().product::<usize>().next_multiple_of(64)
+/// The number of f32 elements of the sums of dQ ([`dq_sum_block`](super::backward_rows::dq_sum_block)).
+fn dq_sum_len([batch, heads, n_q, d]: [usize; 4]) -> usize {
+    batch * heads * n_q.next_multiple_of(DQ_SUM_ROWS) * d_tile(d)
 }
 
 /// Rows of one workspace vector, rounded up so that the second vector is aligned like the first.
@@ -357,8 +358,8 @@ pub fn backward_into<T: FloatElement>(
             dkdv_split,
             options,
         )?;
-        launch_postprocess(device, &s, partial_dk.as_view(), &mut dk, dkdv_split, 1.0, options)?;
-        launch_postprocess(device, &s, partial_dv.as_view(), &mut dv, dkdv_split, 1.0, options)?;
+        launch_postprocess(device, &s, partial_dk.as_view(), &mut dk, Sums::Splits(dkdv_split), options)?;
+        launch_postprocess(device, &s, partial_dv.as_view(), &mut dv, Sums::Splits(dkdv_split), options)?;
     } else {
         launch_dkdv(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, dkdv_split, options)?;
     }
@@ -369,11 +370,9 @@ pub fn backward_into<T: FloatElement>(
             let mut partial_dq = rest.slice(..shape.iter().product::<usize>())?;
             let mut partial_dq_tensor = TensorMut::dense(partial_dq.reborrow(), shape)?;
             launch_dq(device, &s, saved, rows, &mut partial_dq_tensor, dq_split, options)?;
-            launch_postprocess(device, &s, partial_dq.as_view(), &mut dq, dq_split, 1.0, options)
+            launch_postprocess(device, &s, partial_dq.as_view(), &mut dq, Sums::Splits(dq_split), options)
         }
         Backward::TwoPass => launch_dq(device, &s, saved, rows, &mut dq, dq_split, options),
-        Backward::OnePass => {
-            launch_postprocess(device, &s, dq_sum.as_view(), &mut dq, KvSplit::UNSPLIT, s.scale, options)
-        }
+        Backward::OnePass => launch_postprocess(device, &s, dq_sum.as_view(), &mut dq, Sums::OnePass, options),
     }
 }

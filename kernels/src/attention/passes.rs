@@ -1,7 +1,7 @@
 //! One function per kernel, which fills in the arguments that [`super::launch`] has checked, and launches it.
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
-use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
+use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
 use super::config::{Tiles, d_tile, is_sub_wave};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Backward, Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
@@ -135,7 +135,9 @@ pub(super) fn launch_preprocess<T: FloatElement>(
     dq_sum: &mut ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
-    let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
+    let one_pass = options.backward == Backward::OnePass;
+    let rows = if one_pass { s.n_q.next_multiple_of(DQ_SUM_ROWS) } else { s.n_q };
+    let config = options.launch(ROW_TILES, [rows.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
     let [o_strides, d_o_strides] = [o.strides(), d_o.strides()];
     FlashAttentionBwdPreprocess {
         o: &o.data,
@@ -156,21 +158,33 @@ pub(super) fn launch_preprocess<T: FloatElement>(
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: ROW_TILES.q_tile,
-        one_pass: options.backward == Backward::OnePass,
+        one_pass,
     }
     .launch_with(device, &config)
 }
 
-/// Launches postprocessing: a gradient, `scale` times the sum of the dense `sums` over the splits.
+/// Where the f32 sums of a gradient come from.
+#[derive(Clone, Copy)]
+pub(super) enum Sums {
+    /// Each split of a loop has stored its own.
+    Splits(KvSplit),
+    /// dQ of one pass, without the factor `scale`.
+    OnePass,
+}
+
+/// Launches postprocessing: a gradient in its type, from its f32 sums.
 pub(super) fn launch_postprocess<T: FloatElement>(
     device: &Device,
     s: &Sizes,
     sums: View<f32>,
     grad: &mut TensorMut<T>,
-    split: KvSplit,
-    scale: f32,
+    origin: Sums,
     options: &Options,
 ) -> Result<()> {
+    let (num_splits, scale) = match origin {
+        Sums::Splits(split) => (split.count as i32, 1.0),
+        Sums::OnePass => (1, s.scale),
+    };
     let ([_, heads, n, _], strides) = (grad.shape(), grad.strides());
     let config = options.launch(ROW_TILES, [n.div_ceil(ROW_TILES.q_tile), heads, s.batch]);
     FlashAttentionBwdPostprocess {
@@ -181,11 +195,12 @@ pub(super) fn launch_postprocess<T: FloatElement>(
         grad_stride_row: strides[2],
         grad_stride_dim: strides[3],
         n: n as i32,
-        num_splits: split.count as i32,
+        num_splits,
         scale,
         d: s.d,
         d_tile: d_tile(s.d),
         row_tile: ROW_TILES.q_tile,
+        fragments: matches!(origin, Sums::OnePass),
     }
     .launch_with(device, &config)
 }

@@ -5,7 +5,10 @@ use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::ConstValue;
 use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
-use tilewright::kernels::attention::backward_rows::{FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS};
+use tilewright::kernels::attention::backward_rows::{
+    DQ_SUM_ROWS, FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS,
+};
+use tilewright::kernels::attention::config::d_tile;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::kernels::attention::split_kv::FLASH_ATTENTION_FWD_COMBINE;
 use tilewright::prelude::Precision;
@@ -26,10 +29,9 @@ const SMALL: Tiles = Tiles { q: 16, k: 32 };
 
 fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValue)> {
     let p = &case.problem;
-    let d_tile = p.d.next_power_of_two().max(16);
     let group = p.heads_q / p.heads_kv;
     let mut consts =
-        consts! { d = p.d, d_tile = d_tile, q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }
+        consts! { d = p.d, d_tile = d_tile(p.d), q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }
             .to_vec();
     if let Form::WgmmaF32 { .. } = form {
         consts.push(("precision", interpret::constant(Precision::Tf32x3)));
@@ -101,7 +103,8 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let o = case.tensor(case.query_shape(), &expected.o);
     let lse = HostTensor::of(DType::F32, &[rows], &[1], &expected.lse);
     let (mut delta, mut lse2) = (poisoned_rows(rows), poisoned_rows(rows));
-    let mut dq_sum = poisoned_rows(rows * p.d);
+    let sum_rows = p.n_q.next_multiple_of(DQ_SUM_ROWS);
+    let mut dq_sum = poisoned_rows(p.batch * p.heads_q * sum_rows * d_tile(p.d));
     let tensors = vec![
         Arg::In(&o),
         Arg::In(d_o),
@@ -115,7 +118,8 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     shape_consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     let consts = with(shape_consts.clone(), "one_pass", one_pass);
-    interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes[..1], &consts, query_programs, &mut args);
+    let programs = if one_pass { grid([sum_rows / tiles.q, p.heads_q, p.batch]) } else { query_programs };
+    interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes[..1], &consts, programs, &mut args);
 
     let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
     let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
@@ -136,7 +140,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         let numbers = vec![p.n_q.into(), 1.into(), Arg::Float(p.scale)];
         let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], numbers);
         shape_consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
-        shape_consts.extend_from_slice(consts! { row_tile = tiles.q });
+        shape_consts.extend_from_slice(consts! { row_tile = tiles.q, fragments = true });
         interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes[..1], &shape_consts, query_programs, &mut args);
     } else {
         let mut tensors = read();

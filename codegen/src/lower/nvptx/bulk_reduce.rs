@@ -1,46 +1,49 @@
 //! Adds tiles to global memory by bulk async reductions (`cp.reduce.async.bulk`, Hopper): the tile goes to shared
-//! memory, and TMA adds it row by row in the L2 cache. Atomics of threads would add at most 16 bytes per instruction,
-//! and wait until the cache accepts them.
+//! memory, and TMA adds it in the L2 cache. Atomics of threads would add at most 16 bytes per instruction, and wait until
+//! the cache accepts them.
 //!
 //! TMA reads shared memory asynchronously. The memory must not be overwritten until it has been read, so it is reserved
 //! for these ops for the whole kernel. Only the end of the kernel guarantees that the sums are in global memory.
 //!
-//! Rows that follow each other without gaps are one reduction per warp. TMA takes about 30 cycles per reduction, so that
-//! one per row of 256 bytes would take longer than the dots of attention's backward pass.
+//! Where a tile has no gaps in global memory and each warp holds one contiguous part of it, a warp stores its part and
+//! adds it by one reduction, without a barrier of the block ([`BulkReduce::Parts`]). Other tiles are added row by row,
+//! between barriers ([`BulkReduce::Rows`]). TMA takes about 30 cycles per reduction, so that one per row of 256 bytes
+//! takes longer than the dots of attention's backward pass.
 
 use super::Lowering;
+use super::emit::{Emitter, Val};
 use super::thread_dependencies::ThreadDependencies;
-use super::threads::coordinates;
+use super::threads::{Coordinate, coordinates};
 use crate::analysis::access_layout::{view_operands, view_vector_width};
 use crate::analysis::axis::AxisAnalysis;
-use crate::ir::{AtomicOp, DType, Func, Op, OpId, Type};
-use crate::layout::Dim;
+use crate::ir::{AtomicOp, DType, Func, Op, OpId, Type, Value};
+use crate::layout::{Dim, LinearLayout};
 use crate::target::GpuArch;
 use std::collections::HashMap;
 
-/// Padding of each row with gaps in global memory, in bytes of shared memory, which avoids bank conflicts between the
-/// rows that one store of a warp writes.
+/// Padding of each row in shared memory, in bytes, which avoids bank conflicts between the rows that one store of a warp
+/// writes.
 const PAD: u32 = 32;
 /// Minimum tile size in bytes: smaller tiles do not pay for two barriers.
 const MIN_BYTES: u32 = 4096;
+const COMMIT: &str = "call void asm sideeffect \"cp.async.bulk.commit_group;\", \"~{memory}\"() #1";
 
-/// A tile of f32 rows, each contiguous in global memory.
+/// How a tile of f32 elements is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BulkReduce {
-    rows: u32,
-    row_bytes: u32,
-    /// Rows follow each other in global memory, and all of them are inside of the tensor.
-    dense: bool,
+pub enum BulkReduce {
+    /// One reduction per row; each row is contiguous in global memory.
+    Rows { rows: u32, row_bytes: u32 },
+    /// One reduction per warp; the tile is contiguous in global memory, and each warp holds a contiguous part.
+    Parts { part_bytes: u32, warps: u32 },
 }
 
 impl BulkReduce {
-    fn pitch(self) -> u32 {
-        if self.dense { self.row_bytes } else { self.row_bytes + PAD }
-    }
-
     /// Size in shared memory, in bytes.
     pub fn bytes(self) -> u32 {
-        self.rows * self.pitch()
+        match self {
+            BulkReduce::Rows { rows, row_bytes } => rows * (row_bytes + PAD),
+            BulkReduce::Parts { part_bytes, warps } => part_bytes * warps,
+        }
     }
 }
 
@@ -72,64 +75,79 @@ fn bulk_reduce(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkReduce>
     let layout = func.layout(func.ty(tile).layout()?);
     let copies = [Dim::Register, Dim::Lane, Dim::Warp].iter().any(|&dim| layout.free_mask(dim) != 0);
     let &[rows, columns] = &block[..] else { return None };
-    let dense =
-        !boundary.contains(&0) && func.constant_int(view_operands(func, view).strides[0]) == Some(columns as i64);
-    let add = BulkReduce { rows: rows as u32, row_bytes: (columns * DType::F32.bytes()) as u32, dense };
-    let warps = 1 << layout.bits(Dim::Warp);
+    let (rows, row_bytes) = (rows as u32, (columns * DType::F32.bytes()) as u32);
     let fits = !copies
         && view_operands(func, view).order[0] == 1
         && !boundary.contains(&1)
-        // TMA requires row addresses and row sizes that are multiples of 16 bytes.
+        // TMA requires addresses and sizes that are multiples of 16 bytes.
         && view_vector_width(func, axis, view, boundary) == 4
-        && add.row_bytes.is_multiple_of(16)
-        && add.rows.is_multiple_of(warps)
-        && add.rows <= 32 * warps
-        && add.rows * add.row_bytes >= MIN_BYTES;
-    fits.then_some(add)
+        && row_bytes.is_multiple_of(16)
+        && rows * row_bytes >= MIN_BYTES;
+    if !fits {
+        return None;
+    }
+    let contiguous =
+        !boundary.contains(&0) && func.constant_int(view_operands(func, view).strides[0]) == Some(columns as i64);
+    if contiguous && let Some(part_bytes) = part_bytes(layout, columns as u32) {
+        return Some(BulkReduce::Parts { part_bytes, warps: 1 << layout.bits(Dim::Warp) });
+    }
+    let warps = 1 << layout.bits(Dim::Warp);
+    (rows.is_multiple_of(warps) && rows <= 32 * warps).then_some(BulkReduce::Rows { rows, row_bytes })
+}
+
+/// The images of the bits of a dimension in the row-major order of a tile with `columns` columns, in bytes.
+fn byte_images(layout: &LinearLayout, columns: u32, dim: Dim) -> Vec<u32> {
+    layout.bases(dim).iter().map(|basis| (basis[0] * columns + basis[1]) * DType::F32.bytes() as u32).collect()
+}
+
+/// The bytes of each warp's part, if each warp holds one contiguous part of the tile: the warp bits are the highest bits
+/// of the row-major order, in any order.
+fn part_bytes(layout: &LinearLayout, columns: u32) -> Option<u32> {
+    let bytes = (DType::F32.bytes() as u32) << (layout.bits(Dim::Register) + layout.bits(Dim::Lane));
+    let inside = |dim| byte_images(layout, columns, dim).iter().all(|&image| image < bytes);
+    let outside = byte_images(layout, columns, Dim::Warp).iter().all(|&i| i.is_power_of_two() && i >= bytes);
+    (inside(Dim::Register) && inside(Dim::Lane) && outside && bytes.is_multiple_of(16)).then_some(bytes)
 }
 
 impl Lowering<'_> {
-    /// Waits until TMA has read the shared memory of this thread's reductions. Needed before barriers, and before the
-    /// kernel ends and another block takes over its shared memory.
+    /// Waits until TMA has read the shared memory of this thread's reductions. Needed before barriers, after which other
+    /// threads overwrite it ([`BulkReduce::Rows`]), and before the kernel ends and another block takes over its shared
+    /// memory.
     pub(super) fn wait_for_bulk_reductions(&mut self) {
-        if !self.plan.has_bulk_reductions() {
-            return;
-        }
         self.e.void("call void asm sideeffect \"cp.async.bulk.wait_group.read 0;\", \"~{memory}\"() #1");
     }
 
     pub(super) fn emit_bulk_reduce(&mut self, id: OpId, add: BulkReduce) {
+        match add {
+            BulkReduce::Rows { rows, row_bytes } => self.reduce_rows(id, rows, row_bytes),
+            BulkReduce::Parts { part_bytes, .. } => self.reduce_parts(id, part_bytes),
+        }
+    }
+
+    fn reduce_rows(&mut self, id: OpId, rows: u32, row_bytes: u32) {
+        let pitch = row_bytes + PAD;
         let data = self.func.op(id);
         let Op::AtomicView { boundary, .. } = &data.op else { panic!("internal compiler error: not an atomic add") };
         let layout = self.tile_layout(data.operands[1]);
-        let values = self.regs(data.operands[1]);
         let base = self.plan.scratch(id);
         let at = coordinates(&mut self.e, &self.threads, layout);
         let [row, column] = &at[..] else { panic!("internal compiler error: rows and columns were expected") };
-        let vector = layout.contiguous_run(1).min(4);
-        let ty = if vector == 1 { "float".to_string() } else { format!("<{vector} x float>") };
-        for r in (0..values.len()).step_by(vector) {
-            let y = row.at(&mut self.e, row.register[r]);
-            let x = column.at(&mut self.e, column.register[r]);
-            let y = self.e.inst(format!("mul i32 {y}, {}", add.pitch()));
-            let x = self.e.inst(format!("shl i32 {x}, 2"));
-            let offset = self.e.inst(format!("add i32 {y}, {x}"));
-            let offset = self.e.inst(format!("add i32 {offset}, {base}"));
-            let pointer = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {offset}"));
-            let value = self.pack_elements(&values[r..r + vector], "float", &ty);
-            self.e.void(format!("store {ty} {value}, ptr addrspace(3) {pointer}, align {}", 4 * vector));
-        }
-        self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
+        self.store_operand(data.operands[1], |e, r| {
+            let y = row.at(e, row.register[r]);
+            let x = column.at(e, column.register[r]);
+            let y = e.inst(format!("mul i32 {y}, {pitch}"));
+            let x = e.inst(format!("shl i32 {x}, 2"));
+            let offset = e.inst(format!("add i32 {y}, {x}"));
+            e.inst(format!("add i32 {offset}, {base}"))
+        });
         self.barrier();
 
-        // Every warp issues an equal part of the rows: all at once, or one per lane. The lanes of a warp issue one after
-        // the other.
-        let rows_per_warp = add.rows >> layout.bits(Dim::Warp);
-        let (lanes, rows_per_lane) = if add.dense { (1, rows_per_warp) } else { (rows_per_warp, 1) };
+        // Every warp issues an equal part of the rows, one per lane. The lanes of a warp issue one after the other.
+        let rows_per_warp = rows >> layout.bits(Dim::Warp);
         let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
         let first = self.e.hoist(format!("mul i32 {warp}, {rows_per_warp}"));
         let own = self.e.hoist(format!("add i32 {first}, {lane}"));
-        let issues = self.e.hoist(format!("icmp ult i32 {lane}, {lanes}"));
+        let issues = self.e.hoist(format!("icmp ult i32 {lane}, {rows_per_warp}"));
         let parts = view_operands(self.func, data.operands[0]);
         let index = self.index(parts.offsets[0], &own);
         let inside = boundary.contains(&0).then(|| {
@@ -139,19 +157,74 @@ impl Lowering<'_> {
         let issues = self.and_predicates(Some(issues), inside);
         self.when(issues, |this| {
             let stride = this.scalar(parts.strides[0]);
-            let column_offset = this.scalar(parts.offsets[1]);
-            let to = this.scalar(parts.base);
-            let offset = this.e.inst(format!("mul i64 {index}, {stride}"));
-            let offset = this.e.inst(format!("add i64 {offset}, {column_offset}"));
-            let to = this.e.inst(format!("getelementptr float, ptr addrspace(1) {to}, i64 {offset}"));
-            let from = this.e.inst(format!("mul i32 {own}, {}", add.pitch()));
+            let row = this.e.inst(format!("mul i64 {index}, {stride}"));
+            let from = this.e.inst(format!("mul i32 {own}, {pitch}"));
             let from = this.e.inst(format!("add i32 {from}, {base}"));
-            let from = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {from}"));
-            this.e.void(format!(
-                "call void asm sideeffect \"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {};\", \"l,r,~{{memory}}\"(ptr addrspace(1) {to}, ptr addrspace(3) {from}) #1",
-                rows_per_lane * add.row_bytes
-            ));
+            this.issue_reduction(data.operands[0], &row, &from, row_bytes);
         });
-        self.e.void("call void asm sideeffect \"cp.async.bulk.commit_group;\", \"~{memory}\"() #1");
+        self.e.void(COMMIT);
+    }
+
+    fn reduce_parts(&mut self, id: OpId, part_bytes: u32) {
+        let data = self.func.op(id);
+        let view = data.operands[0];
+        let layout = self.tile_layout(data.operands[1]);
+        let columns = self.func.ty(view).shape()[1] as u32;
+        let [registers, lanes, warps] = [Dim::Register, Dim::Lane, Dim::Warp].map(|d| byte_images(layout, columns, d));
+        // In shared memory, the parts are in the order of the warps, whatever the layout: ops with parts of the same size
+        // share the memory.
+        let part = self.e.hoist(format!("mul i32 {}, {part_bytes}", self.threads.warp));
+        let part = self.e.hoist(format!("add i32 {part}, {}", self.plan.scratch(id)));
+        let lane = self.threads.linear(&mut self.e, &lanes, &[]);
+        let mask = lanes.iter().fold(0, |m, i| m | i);
+        let bits = |r: usize| registers.iter().enumerate().filter(move |(bit, _)| r >> bit & 1 == 1);
+        let register = (0..layout.num_registers()).map(|r| bits(r).fold(0, |x, (_, image)| x ^ image)).collect();
+        let offset = Coordinate { thread: lane, mask, register };
+
+        // The first lane issued the reductions that may still read this part.
+        self.wait_for_bulk_reductions();
+        self.warp_barrier();
+        self.store_operand(data.operands[1], |e, r| {
+            let offset = offset.at(e, offset.register[r]);
+            e.inst(format!("add i32 {part}, {offset}"))
+        });
+        self.warp_barrier();
+        let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let own = self.threads.linear(&mut self.e, &[], &warps.iter().map(|image| image / 4).collect::<Vec<_>>());
+        self.when(Some(first), |this| {
+            let offset = this.index(view_operands(this.func, view).offsets[0], "0");
+            let offset = this.e.inst(format!("mul i64 {offset}, {columns}"));
+            let own = this.e.inst(format!("zext nneg i32 {own} to i64"));
+            let offset = this.e.inst(format!("add i64 {offset}, {own}"));
+            this.issue_reduction(view, &offset, &part, part_bytes);
+            this.e.void(COMMIT);
+        });
+    }
+
+    /// Stores the registers of a tile to shared memory for TMA; `at` gives the byte address of a register.
+    fn store_operand(&mut self, tile: Value, at: impl Fn(&mut Emitter, usize) -> Val) {
+        let values = self.regs(tile);
+        let vector = self.tile_layout(tile).contiguous_run(1).min(4);
+        let ty = if vector == 1 { "float".to_string() } else { format!("<{vector} x float>") };
+        for r in (0..values.len()).step_by(vector) {
+            let address = at(&mut self.e, r);
+            let pointer = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {address}"));
+            let value = self.pack_elements(&values[r..r + vector], "float", &ty);
+            self.e.void(format!("store {ty} {value}, ptr addrspace(3) {pointer}, align {}", 4 * vector));
+        }
+        self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
+    }
+
+    /// Adds `bytes` bytes at byte `from` of shared memory to a view, from `row` elements behind the start of its first
+    /// row on.
+    fn issue_reduction(&mut self, view: Value, row: &str, from: &str, bytes: u32) {
+        let parts = view_operands(self.func, view);
+        let (to, column) = (self.scalar(parts.base), self.scalar(parts.offsets[1]));
+        let offset = self.e.inst(format!("add i64 {row}, {column}"));
+        let to = self.e.inst(format!("getelementptr float, ptr addrspace(1) {to}, i64 {offset}"));
+        let from = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {from}"));
+        self.e.void(format!(
+            "call void asm sideeffect \"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {bytes};\", \"l,r,~{{memory}}\"(ptr addrspace(1) {to}, ptr addrspace(3) {from}) #1"
+        ));
     }
 }

@@ -349,9 +349,17 @@ impl<'f> Lowering<'f> {
         Ok(())
     }
 
+    /// Emits `bar.warp.sync` for all lanes.
+    fn warp_barrier(&mut self) {
+        self.e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)");
+        self.e.void("call void @llvm.nvvm.bar.warp.sync(i32 -1)");
+    }
+
     /// Emits `bar.sync` for all threads of the block, or of the partition.
     fn barrier(&mut self) {
-        self.wait_for_bulk_reductions();
+        if self.plan.has_row_reductions() {
+            self.wait_for_bulk_reductions();
+        }
         let which = match self.consumers {
             Some(warps) => format!("1, {}", 32 * warps),
             None => "0".to_string(),
@@ -412,7 +420,9 @@ impl<'f> Lowering<'f> {
             // The ops that contain the region read its terminator.
             Op::Yield | Op::Condition => {}
             Op::Return => {
-                self.wait_for_bulk_reductions();
+                if self.plan.has_bulk_reductions() {
+                    self.wait_for_bulk_reductions();
+                }
                 self.e.void("ret void");
             }
             Op::DevicePrint { .. } => self.device_print(id)?,

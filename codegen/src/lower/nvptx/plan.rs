@@ -202,6 +202,11 @@ impl SharedPlan {
         !self.bulk_reductions.is_empty()
     }
 
+    /// Whether TMA reads a tile whose memory other warps overwrite after the next barrier.
+    pub fn has_row_reductions(&self) -> bool {
+        self.bulk_reductions.values().any(|add| matches!(add, BulkReduce::Rows { .. }))
+    }
+
     pub fn barrier_before(&self, id: OpId) -> bool {
         self.barriers.contains(&id)
     }
@@ -249,11 +254,20 @@ impl SharedPlan {
                 allocations.push(Allocation { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, contents });
             }
         }
-        if let Some((&op, largest)) = self.bulk_reductions.iter().max_by_key(|(op, add)| (add.bytes(), **op)) {
-            // All bulk reductions share one buffer: each writes it after TMA has read the previous operand.
-            let bytes = largest.bytes();
-            let contents = Contents::BulkReduction;
-            allocations.push(Allocation { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, contents });
+        // A bulk reduction by rows writes its operand after TMA has read the previous one of all warps, a reduction by
+        // parts after TMA has read the previous part of the same warp: these share memory.
+        let share = |a: BulkReduce, b: BulkReduce| match (a, b) {
+            (BulkReduce::Rows { .. }, BulkReduce::Rows { .. }) => true,
+            _ => a == b,
+        };
+        let mut reductions: Vec<(OpId, BulkReduce)> = self.bulk_reductions.iter().map(|(&op, &add)| (op, add)).collect();
+        reductions.sort_by_key(|&(op, add)| (std::cmp::Reverse(add.bytes()), op));
+        let first_of = |add: BulkReduce| reductions.iter().find(|&&(_, first)| share(first, add)).map(|first| first.0);
+        for &(op, add) in &reductions {
+            if first_of(add) == Some(op) {
+                let (bytes, contents) = (add.bytes(), Contents::BulkReduction);
+                allocations.push(Allocation { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, contents });
+            }
         }
         // Largest first, each at the lowest offset that is free during its live range.
         allocations.sort_by_key(|n| (n.is_scratch(), std::cmp::Reverse(n.bytes), n.first));
@@ -289,8 +303,10 @@ impl SharedPlan {
         };
         self.placed = placed.iter().map(place).collect();
         self.placed.sort_by_key(|placed| (placed.offset, placed.first));
-        if let Some(at) = self.bulk_reductions.keys().find_map(|id| self.scratch.get(id).copied()) {
-            self.scratch.extend(self.bulk_reductions.keys().map(|&id| (id, at)));
+        for &(op, add) in &reductions {
+            if let Some(&at) = first_of(add).and_then(|first| self.scratch.get(&first)) {
+                self.scratch.insert(op, at);
+            }
         }
     }
 
@@ -359,7 +375,11 @@ impl SharedPlan {
             pending.complete(left as usize);
             return;
         }
-        if self.bulk_reductions.contains_key(&id) {
+        if let Some(BulkReduce::Parts { .. }) = self.bulk_reduction(id) {
+            // Nothing else uses this memory, and each warp orders its own accesses.
+            return;
+        }
+        if let Some(BulkReduce::Rows { .. }) = self.bulk_reduction(id) {
             // The op has its own barrier, and a fence by all threads, before TMA reads.
             if pending.bulk_reading {
                 self.barriers.insert(id);

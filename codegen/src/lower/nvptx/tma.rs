@@ -106,8 +106,7 @@ impl Lowering<'_> {
             self.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p);
             return;
         }
-        self.e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)");
-        self.e.void("call void @llvm.nvvm.bar.warp.sync(i32 -1)");
+        self.warp_barrier();
         let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
         self.when(Some(first), |this| this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
     }
