@@ -387,8 +387,8 @@ impl Lowering<'_> {
     /// The descriptors of all K steps at `at` along M or N: a base descriptor, and an offset from it in units of 16
     /// bytes.
     ///
-    /// For f32, all steps share one base descriptor, and the asm statement adds the offsets: LLVM would hoist separate
-    /// descriptors out of loops, where each takes two registers, and tf32x3 has three times as many.
+    /// The asm statement adds the offsets: LLVM would hoist separate descriptors out of loops, where each takes two
+    /// registers and an `R2UR` in every iteration.
     fn step_descriptors(
         &mut self,
         shared: &SharedMatrix,
@@ -397,24 +397,19 @@ impl Lowering<'_> {
         steps: u32,
         k_instr: u32,
     ) -> Vec<(Val, u32)> {
-        let units: Vec<u32> = (0..steps).map(|k| shared.matrix.offset(at, k_instr * k) >> 4).collect();
-        if shared.matrix.element_bytes < 4 {
-            return units.into_iter().map(|units| (self.descriptor(shared, group, units), 0)).collect();
-        }
-        let first = self.descriptor(shared, group, 0);
-        units.into_iter().map(|units| (first.clone(), units)).collect()
+        let first = self.descriptor(shared, group);
+        (0..steps).map(|k| (first.clone(), shared.matrix.offset(at, k_instr * k) >> 4)).collect()
     }
 
-    /// The matrix descriptor (i64) that starts `units` units of 16 bytes after the start of the matrix.
-    fn descriptor(&mut self, shared: &SharedMatrix, group: &str, units: u32) -> Val {
+    /// The matrix descriptor (i64) of the start of a warpgroup's part of the matrix.
+    fn descriptor(&mut self, shared: &SharedMatrix, group: &str) -> Val {
         let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
         let address = self.e.inst(format!("add i32 {start}, {}", shared.base));
         let address = self.e.inst(format!("add i32 {address}, {group}"));
         let address = self.e.inst(format!("and i32 {address}, 262143"));
         let start = self.e.inst(format!("lshr exact i32 {address}, 4"));
         let wide = self.e.inst(format!("zext nneg i32 {start} to i64"));
-        let constant = shared.matrix.descriptor() + u64::from(units);
-        self.e.inst(format!("add i64 {wide}, {}", constant as i64))
+        self.e.inst(format!("add i64 {wide}, {}", shared.matrix.descriptor() as i64))
     }
 
     /// Emits all K steps of one 64×n tile in one asm statement, so that no instruction comes between them.
