@@ -173,8 +173,8 @@ lead() {
 leaderboard() {
     peers peers ${PEERS:+"$PEERS" main}
     lead default 120 "$out/peers.jsonl"
-    lead one-pass 120 "$out/peers.jsonl" --one-pass
-    lead 128-one-pass 120 "$out/peers.jsonl" --one-pass --head-dim 128 --warmup-ms 500 --rep-ms 4000
+    lead two-pass 120 "$out/peers.jsonl" --deterministic
+    lead 128-two-pass 120 "$out/peers.jsonl" --deterministic --head-dim 128 --warmup-ms 500 --rep-ms 4000
     lead 128 120 "$out/peers.jsonl" --head-dim 128 --warmup-ms 500 --rep-ms 4000
     lead full 120 "$out/peers.jsonl" --non-causal --warmup-ms 500 --rep-ms 4000
     lead full-128 120 "$out/peers.jsonl" --non-causal --head-dim 128 --warmup-ms 500 --rep-ms 4000

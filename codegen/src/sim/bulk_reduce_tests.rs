@@ -12,7 +12,7 @@ const COLUMNS: usize = 32;
 const PROGRAMS: u32 = 2;
 const INSTRUCTION: &str = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32";
 
-/// The same, for whole tiles: rows follow each other, and a warp adds its rows at once.
+/// The same, for whole tiles: a warp adds its rows at once.
 fn add_whole_tiles() -> String {
     let text = ADD.replace("{op = add, boundary = [0]}", "{op = add, boundary = []}");
     let text = text.replace("%up = constant {value = 31}", "%up = constant {value = -32}");
@@ -77,21 +77,32 @@ fn rows_without_gaps_are_added_at_once() {
 
 #[test]
 fn missing_synchronization_is_reported() {
-    for text in [ADD, &add_whole_tiles()] {
-        reports_missing_synchronization(&module(text, GpuArch::Sm90a));
-    }
-}
-
-fn reports_missing_synchronization(module: &GpuModule) {
-    let lines: Vec<&str> = module.llvm_ir.lines().collect();
-    for (removed, which, expected_error) in [
+    let rows = [
         ("cp.async.bulk.wait_group.read", 0, "asynchronous read of it"),
         ("cp.async.bulk.wait_group.read", 2, "exits before"),
         ("cp.async.bulk.commit_group", 0, "asynchronous read of it"),
         ("bar.sync", 0, "race"),
         ("bar.sync", 1, "which is uninitialized"),
         ("fence.proxy.async.shared_cta()", 0, "without a proxy fence"),
-    ] {
+    ];
+    reports_missing_synchronization(&module(ADD, GpuArch::Sm90a), &rows);
+    // Warps synchronize by themselves.
+    let parts = [
+        ("cp.async.bulk.wait_group.read", 0, "asynchronous read of it"),
+        ("cp.async.bulk.wait_group.read", 1, "exits before"),
+        ("cp.async.bulk.commit_group", 0, "asynchronous read of it"),
+        ("bar.warp.sync", 0, "race"),
+        ("bar.warp.sync", 1, "which is uninitialized"),
+        ("fence.proxy.async.shared_cta()", 0, "without a proxy fence"),
+    ];
+    let module = module(&add_whole_tiles(), GpuArch::Sm90a);
+    assert!(!module.llvm_ir.contains("bar.sync"), "{}", module.llvm_ir);
+    reports_missing_synchronization(&module, &parts);
+}
+
+fn reports_missing_synchronization(module: &GpuModule, faults: &[(&str, usize, &str)]) {
+    let lines: Vec<&str> = module.llvm_ir.lines().collect();
+    for &(removed, which, expected_error) in faults {
         let found = (0..lines.len()).filter(|&i| lines[i].contains(removed) && lines[i].contains("call")).nth(which);
         let found = found.unwrap_or_else(|| panic!("no line contains `{removed}`"));
         let broken: Vec<&str> = lines.iter().enumerate().filter(|(i, _)| *i != found).map(|(_, &line)| line).collect();

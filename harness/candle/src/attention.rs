@@ -55,7 +55,9 @@ fn allocate_workspace(device: &candle_core::Device, len: usize) -> Result<Output
 }
 
 fn options(causal: bool, scale: Option<f64>) -> Options {
-    let options = Options { scale: scale.map(|s| s as f32), ..Options::new(causal) };
+    // Two passes: a resumed training run repeats the bits of the interrupted one.
+    let backward = kernel::Backward::TwoPass;
+    let options = Options { scale: scale.map(|s| s as f32), backward, ..Options::new(causal) };
     #[cfg(feature = "cuda")]
     if candle_core::cuda::gemm_reduced_precision_f32() {
         return Options { precision: Some(tilewright::prelude::Precision::Tf32), ..options };

@@ -9,7 +9,7 @@ use tilewright::kernels::attention::Tiles;
 use tilewright::kernels::attention::reference::Problem;
 
 use super::measure::Plan;
-use crate::cli::bench::tiles;
+use crate::cli::bench::tiles::{self, Passes};
 use crate::cli::run::{DeviceArg, device, open};
 use crate::cli::value_parsers::{milliseconds, seconds};
 use crate::cli::{CliError, Result};
@@ -73,10 +73,8 @@ pub struct Arguments {
     /// Autotune each kernel first, for at most this many seconds (at most 86400)
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub tune: Option<f64>,
-    /// One-pass backward: the dK/dV kernel accumulates dQ with atomics. Faster in some cases, but dQ is not bitwise
-    /// deterministic
-    #[arg(long)]
-    pub one_pass: bool,
+    #[command(flatten)]
+    pub passes: Passes,
     /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. Default: the tuned configuration
     #[arg(long, alias = "forward", value_name = "TILES", value_parser = tiles::parse)]
     pub fwd_tiles: Option<Tiles>,
@@ -159,7 +157,7 @@ impl Arguments {
             dtype: dtype.to_string(),
             precision,
             tiles: [self.fwd_tiles, self.dkdv_tiles, self.dq_tiles],
-            one_pass: self.one_pass,
+            backward: self.passes.backward(self.dq_tiles.is_some()),
             tune: self.tune,
         })
     }

@@ -28,8 +28,8 @@ pub struct Plan {
     pub precision: Option<Precision>,
     /// Tiles of the forward, the dK/dV and the dQ kernel; `None` leaves the choice to the autotuner.
     pub tiles: [Option<Tiles>; 3],
-    /// One-pass backward: the dK/dV kernel accumulates dQ with atomics.
-    pub one_pass: bool,
+    /// How the backward pass computes dQ.
+    pub backward: Backward,
     /// Autotuning budget of each kernel in seconds.
     pub tune: Option<f64>,
 }
@@ -84,9 +84,11 @@ impl Plan {
         after: fn(&mut Attention<T>) -> tilewright::Result<()>,
     ) -> Result<Measured, BenchError> {
         let mut step = Step::<T>::new(device, self, after)?;
-        let backward = if self.one_pass { Backward::OnePass } else { Backward::TwoPass };
-        let options = Options { precision: self.precision, backward, ..Options::new(self.problem.causal) };
-        let tiles = self.choose(&mut step, &options)?;
+        let options =
+            Options { precision: self.precision, backward: self.backward, ..Options::new(self.problem.causal) };
+        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
+        let one_pass = options.is_one_pass::<T>(device, [batch, heads_q, n_q, d], [batch, heads_kv, n_k, d]);
+        let tiles = self.choose(&mut step, &options, one_pass)?;
         let [forward_tiles, dkdv_tiles, dq_tiles] = tiles.map(Some);
         let options = Options { forward_tiles, dkdv_tiles, dq_tiles, ..options };
         let checked = check(&mut step, &options)?;
@@ -95,11 +97,16 @@ impl Plan {
             do_bench(device, warmup_ms, rep_ms, || step.attention.backward(&options))?,
             do_bench(device, warmup_ms, rep_ms, || step.run(&options))?,
         ];
-        Ok(Measured { checked, times, tiles, one_pass: self.one_pass })
+        Ok(Measured { checked, times, tiles, one_pass })
     }
 
     /// Returns the tiles of all kernels: the given ones, else those that the autotuner chooses in a step.
-    fn choose<T: Number>(&self, step: &mut Step<T>, options: &Options) -> Result<[Tiles; 3], BenchError> {
+    fn choose<T: Number>(
+        &self,
+        step: &mut Step<T>,
+        options: &Options,
+        one_pass: bool,
+    ) -> Result<[Tiles; 3], BenchError> {
         let [forward_tiles, dkdv_tiles, dq_tiles] = self.tiles;
         let options = Options { forward_tiles, dkdv_tiles, dq_tiles, ..options.clone() };
         match self.tune {
@@ -114,11 +121,11 @@ impl Plan {
         let mut tiles = Vec::new();
         for (given, name) in self.tiles.iter().zip(names) {
             // One-pass backward has no dQ kernel: its tiles are unused.
-            if self.one_pass && name == names[2] {
+            if one_pass && name == names[2] {
                 tiles.push(tiles[1]);
                 continue;
             }
-            let known = || chosen.iter().find(|choice| self.is_for_this_case::<T>(choice, name, step.device()));
+            let known = || chosen.iter().find(|choice| self.is_for_this_case::<T>(choice, name, step.device(), one_pass));
             let tile = given.or_else(|| known().and_then(|choice| Tiles::of(&choice.config)));
             tiles.push(tile.ok_or_else(|| {
                 BenchError::Unsupported(format!("internal error: no tiles of {name}; please report this"))
@@ -128,7 +135,7 @@ impl Plan {
     }
 
     /// Whether an autotuner choice of this process is for this case.
-    fn is_for_this_case<T: Number>(&self, choice: &Choice, kernel: &str, device: &Device) -> bool {
+    fn is_for_this_case<T: Number>(&self, choice: &Choice, kernel: &str, device: &Device, one_pass: bool) -> bool {
         let precision = match (T::dtype().bytes(), device.is_cuda()) {
             (4, true) => self.precision.unwrap_or(Precision::Tf32x3),
             (4, false) => self.precision.unwrap_or(Precision::Ieee),
@@ -148,7 +155,7 @@ impl Plan {
             is_sub_wave(p.batch * p.heads_q, p.n_q),
         );
         // The key of the dK/dV kernel also has the mode of dQ. Partial results of splits are f32.
-        let mode = format!("one_pass={}", self.one_pass);
+        let mode = format!("one_pass={one_pass}");
         let same = |word: &str| key.split(',').any(|mine| mine == word) || word == mode;
         choice.kernel == kernel && choice.key.split(',').all(same)
     }

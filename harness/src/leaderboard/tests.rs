@@ -1,6 +1,7 @@
 //! Tests of cases, checks and comparisons. `harness/tests/leaderboard.rs` runs the program itself.
 
 use clap::Parser;
+use tilewright::kernels::attention::Backward;
 
 use super::arguments::Arguments;
 use super::measure::Plan;
@@ -64,7 +65,7 @@ fn only_right_results_are_timed() {
     assert_eq!((rows.len(), rows[2].kernel.as_str()), (3, "attention_fwd_sum_bwd"));
     assert!(rows[2].fraction.is_some() && rows[2].mean_ms.is_some() && rows[2].peer.is_none());
 
-    let one_pass = Plan { one_pass: true, ..plan.clone() };
+    let one_pass = Plan { backward: Backward::OnePass, ..plan.clone() };
     let measured = one_pass.measure(&device, (0.0, 0.0)).unwrap();
     assert!(measured.checked.error < 1e-5 && measured.tiles_text(1).ends_with(" one pass"), "{measured:?}");
 

@@ -61,6 +61,19 @@ pub fn is_sub_wave(batch_and_heads: usize, rows: usize) -> bool {
     batch_and_heads * rows.div_ceil(64) < MIN_PROGRAMS
 }
 
+/// Whether the backward pass in one pass was measured to be faster than in two: on Hopper, where TMA adds the tiles of
+/// dQ, for bf16 and f16 and grids of more than a wave (`harness/records/2026-11-25-h100-one-pass.jsonl`).
+pub fn one_pass_is_faster(
+    target: &Target,
+    element_bytes: usize,
+    d: usize,
+    batch_and_kv_heads: usize,
+    n_k: usize,
+) -> bool {
+    let hopper = matches!(target, Target::Nvptx(arch) if *arch >= GpuArch::Sm90a);
+    hopper && element_bytes == 2 && matches!(d_tile(d), 64 | 128) && !is_sub_wave(batch_and_kv_heads, n_k)
+}
+
 /// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
 fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);

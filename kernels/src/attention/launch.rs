@@ -1,7 +1,7 @@
 //! Host side of attention: argument checks, workspace, and the order of the kernels, which [`super::passes`] launches.
 
 use super::backward_rows::DQ_SUM_ROWS;
-use super::config::{Pass, Tiles, d_tile};
+use super::config::{Pass, Tiles, d_tile, one_pass_is_faster};
 use super::passes::{
     RowVectors, Sums, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
 };
@@ -18,8 +18,11 @@ pub type TensorMut<'a, T> = tensor::TensorMut<'a, T, 4>;
 /// How the backward pass computes dQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Backward {
-    /// A separate kernel recomputes the scores. The same inputs give the same bits in every run.
+    /// One pass where that was measured to be faster
+    /// ([`one_pass_is_faster`](super::config::one_pass_is_faster)), else two.
     #[default]
+    Auto,
+    /// A separate kernel recomputes the scores. The same inputs give the same bits in every run.
     TwoPass,
     /// The kernel that computes dK and dV also adds to dQ, atomically in f32: two of seven dots are saved, but the last
     /// bits of dQ change from run to run.
@@ -84,6 +87,15 @@ impl Options {
         }
     }
 
+    /// Whether the backward pass for q and k of these shapes takes one pass; [`Backward`] has the choices.
+    pub fn is_one_pass<T: Element>(&self, device: &Device, q: [usize; 4], k: [usize; 4]) -> bool {
+        match self.backward {
+            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), q[3], q[0] * k[1], k[2]),
+            Backward::TwoPass => false,
+            Backward::OnePass => true,
+        }
+    }
+
     /// A launch configuration without tile sizes.
     pub(super) fn base_config(&self) -> LaunchConfig {
         LaunchConfig { stream: self.stream.clone(), ..LaunchConfig::new(0) }
@@ -106,6 +118,8 @@ pub(super) struct Sizes {
     pub group: usize,
     pub scale: f32,
     pub precision: Precision,
+    /// Whether the backward pass takes one pass.
+    pub one_pass: bool,
 }
 
 /// Largest number of rows: tile indices and causal differences stay well within i32.
@@ -157,7 +171,8 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
         _ => Precision::Ieee,
     };
     let group = heads.checked_div(heads_kv).unwrap_or(1);
-    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, group, scale, precision })
+    let one_pass = options.is_one_pass::<T>(device, q.shape(), k.shape());
+    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, group, scale, precision, one_pass })
 }
 
 /// Computes O and L of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], as
@@ -249,7 +264,7 @@ pub struct Saved<'a, T: Element> {
 }
 
 /// The number of f32 elements in the workspace of [`backward_into`], for q and k of these shapes: two per query row;
-/// with [`Backward::OnePass`] the sums of dQ; and, if loops are split, the gradients of each split.
+/// with one pass the sums of dQ; and, if loops are split, the gradients of each split.
 pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let (keys, queries) = backward_splits::<T>(device, q, k, options);
     let partial_len = |shape: [usize; 4], split: KvSplit| {
@@ -257,9 +272,9 @@ pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize;
     };
     let partial_dkdv_len = 2 * partial_len(k, keys);
     2 * aligned_rows(q)
-        + match options.backward {
-            Backward::TwoPass => partial_dkdv_len.max(partial_len(q, queries)),
-            Backward::OnePass => dq_sum_len(q) + partial_dkdv_len,
+        + match options.is_one_pass::<T>(device, q, k) {
+            false => partial_dkdv_len.max(partial_len(q, queries)),
+            true => dq_sum_len(q) + partial_dkdv_len,
         }
 }
 
@@ -335,7 +350,7 @@ pub fn backward_into<T: FloatElement>(
     expect_workspace(backward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
     let (mut delta, rest) = workspace.split_at(aligned_rows(q.shape()))?;
     let (mut lse2, rest) = rest.split_at(aligned_rows(q.shape()))?;
-    let sums = if options.backward == Backward::OnePass { dq_sum_len(q.shape()) } else { 0 };
+    let sums = if s.one_pass { dq_sum_len(q.shape()) } else { 0 };
     let (mut dq_sum, mut rest) = rest.split_at(sums)?;
     let (dkdv_split, dq_split) = backward_splits::<T>(device, q.shape(), k.shape(), options);
 
@@ -363,16 +378,16 @@ pub fn backward_into<T: FloatElement>(
     } else {
         launch_dkdv(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, dkdv_split, options)?;
     }
-    match options.backward {
-        Backward::TwoPass if dq_split.is_split() => {
-            // Reuses the memory of the partial dK and dV, which are reduced by now.
-            let shape = [s.batch * dq_split.count, s.heads, s.n_q, s.d];
-            let mut partial_dq = rest.slice(..shape.iter().product::<usize>())?;
-            let mut partial_dq_tensor = TensorMut::dense(partial_dq.reborrow(), shape)?;
-            launch_dq(device, &s, saved, rows, &mut partial_dq_tensor, dq_split, options)?;
-            launch_postprocess(device, &s, partial_dq.as_view(), &mut dq, Sums::Splits(dq_split), options)
-        }
-        Backward::TwoPass => launch_dq(device, &s, saved, rows, &mut dq, dq_split, options),
-        Backward::OnePass => launch_postprocess(device, &s, dq_sum.as_view(), &mut dq, Sums::OnePass, options),
+    if s.one_pass {
+        return launch_postprocess(device, &s, dq_sum.as_view(), &mut dq, Sums::OnePass, options);
     }
+    if !dq_split.is_split() {
+        return launch_dq(device, &s, saved, rows, &mut dq, dq_split, options);
+    }
+    // Reuses the memory of the partial dK and dV, which are reduced by now.
+    let shape = [s.batch * dq_split.count, s.heads, s.n_q, s.d];
+    let mut partial_dq = rest.slice(..shape.iter().product::<usize>())?;
+    let mut partial_dq_tensor = TensorMut::dense(partial_dq.reborrow(), shape)?;
+    launch_dq(device, &s, saved, rows, &mut partial_dq_tensor, dq_split, options)?;
+    launch_postprocess(device, &s, partial_dq.as_view(), &mut dq, Sums::Splits(dq_split), options)
 }

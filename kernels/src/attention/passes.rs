@@ -4,7 +4,7 @@ use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
 use super::config::{Tiles, d_tile, is_sub_wave};
 use super::forward::FlashAttentionFwd;
-use super::launch::{Backward, Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
+use super::launch::{Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit, MIN_SPLIT_ROWS};
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
@@ -135,8 +135,7 @@ pub(super) fn launch_preprocess<T: FloatElement>(
     dq_sum: &mut ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
-    let one_pass = options.backward == Backward::OnePass;
-    let rows = if one_pass { s.n_q.next_multiple_of(DQ_SUM_ROWS) } else { s.n_q };
+    let rows = if s.one_pass { s.n_q.next_multiple_of(DQ_SUM_ROWS) } else { s.n_q };
     let config = options.launch(ROW_TILES, [rows.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
     let [o_strides, d_o_strides] = [o.strides(), d_o.strides()];
     FlashAttentionBwdPreprocess {
@@ -158,7 +157,7 @@ pub(super) fn launch_preprocess<T: FloatElement>(
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: ROW_TILES.q_tile,
-        one_pass,
+        one_pass: s.one_pass,
     }
     .launch_with(device, &config)
 }
@@ -263,7 +262,7 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
         causal: options.causal,
         even_queries: tuned(),
         even_keys: tuned(),
-        one_pass: options.backward == Backward::OnePass,
+        one_pass: s.one_pass,
         precision: s.precision,
         sub_wave: is_sub_wave(s.batch * s.heads_kv, s.n_k),
         split_rows: split.rows,

@@ -15,6 +15,7 @@ use super::attention_check::{Attention, Expected, small};
 use super::attention_peer as peer;
 use super::data::Number;
 use super::record::{BenchError, Measured, Recorder, Row, Work};
+use super::tiles::Passes;
 use super::{Common, attention_kinds, tiles};
 use crate::cli::{CliError, Result};
 
@@ -56,10 +57,8 @@ pub struct Arguments {
     /// Skip the backward pass
     #[arg(long)]
     forward_only: bool,
-    /// One-pass backward: the dK/dV kernel accumulates dQ with atomics, so that dQ is not deterministic in its last
-    /// bits
-    #[arg(long, conflicts_with_all = ["forward_only", "dq_tiles"])]
-    one_pass: bool,
+    #[command(flatten)]
+    passes: Passes,
     /// Maximum number of splits of each loop over KV blocks (split-KV) or query blocks (split-Q). Default: enough to
     /// fill the GPU when the grid has fewer programs than SMs
     #[arg(long, alias = "parts", value_name = "COUNT", conflicts_with = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
@@ -111,6 +110,8 @@ struct Bench<'a, T: Number> {
     arguments: &'a Arguments,
     device: &'a Device,
     problem: Problem,
+    /// Whether the backward pass takes one pass; the small problem does what the full one does.
+    one_pass: bool,
     full: Attention<T>,
     small: Attention<T>,
     expected: Expected,
@@ -132,7 +133,11 @@ impl<'a, T: Number> Bench<'a, T> {
             Some(splits) => (small.with_splits(splits as usize)?, full.with_splits(splits as usize)?),
         };
         let expected = small.expected()?;
-        Ok(Bench { arguments, device, problem, full, small, expected })
+        let backward = arguments.passes.backward(!arguments.dq_tiles.is_empty());
+        let shape = [problem.batch, problem.heads_q, problem.n_q, problem.d];
+        let options = Options { backward, ..Options::new(problem.causal) };
+        let one_pass = options.is_one_pass::<T>(device, shape, shape);
+        Ok(Bench { arguments, device, problem, one_pass, full, small, expected })
     }
 
     fn run(mut self, recorder: &mut Recorder) -> Result<()> {
@@ -160,7 +165,7 @@ impl<'a, T: Number> Bench<'a, T> {
         let mut backward_ms = f64::INFINITY;
         let dkdv_choices = dkdv_tiles.into_iter().map(|dkdv| (Some(dkdv), None));
         // One-pass backward has no dQ kernel.
-        let dq_tiles = if self.arguments.one_pass { Vec::new() } else { dq_tiles };
+        let dq_tiles = if self.one_pass { Vec::new() } else { dq_tiles };
         let dq_choices = dq_tiles.into_iter().skip(1).map(|dq| (None, Some(dq)));
         for (dkdv, dq) in dkdv_choices.chain(dq_choices) {
             let choice = TileChoice { dkdv: dkdv.unwrap_or(best.dkdv), dq: dq.unwrap_or(best.dq), ..best };
@@ -236,13 +241,13 @@ impl<'a, T: Number> Bench<'a, T> {
     }
 
     fn backward_text(&self, choice: TileChoice) -> String {
-        let dq = if self.arguments.one_pass { "one pass".to_string() } else { tiles::text(choice.dq) };
+        let dq = if self.one_pass { "one pass".to_string() } else { tiles::text(choice.dq) };
         format!("{} {dq}", tiles::text(choice.dkdv))
     }
 
     fn options(&self, choice: TileChoice) -> Options {
         Options {
-            backward: if self.arguments.one_pass { Backward::OnePass } else { Backward::TwoPass },
+            backward: if self.one_pass { Backward::OnePass } else { Backward::TwoPass },
             forward_tiles: Some(choice.fwd),
             dkdv_tiles: Some(choice.dkdv),
             dq_tiles: Some(choice.dq),

@@ -6,8 +6,31 @@
 //! older words `turns` (pingpong) and `bulk` (tma) are accepted too.
 
 use tilewright::codegen::target::Schedule;
-use tilewright::kernels::attention::Tiles;
+use tilewright::kernels::attention::{Backward, Tiles};
 use tilewright::kernels::attention::config::Pass;
+
+/// The options that say how the backward pass computes dQ.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Passes {
+    /// Backward in one pass: the dK/dV kernel also adds to dQ, atomically, so that its last bits change from run to run.
+    /// Default: where that was measured to be faster (Hopper, bf16 and f16)
+    #[arg(long, conflicts_with_all = ["deterministic", "dq_tiles"])]
+    one_pass: bool,
+    /// Backward in two passes, which gives the same bits in every run; implied by --dq-tiles
+    #[arg(long)]
+    deterministic: bool,
+}
+
+impl Passes {
+    /// `has_dq_tiles`: tiles of the dQ kernel, which only two passes have, are given.
+    pub fn backward(&self, has_dq_tiles: bool) -> Backward {
+        match self.one_pass {
+            true => Backward::OnePass,
+            false if self.deterministic || has_dq_tiles => Backward::TwoPass,
+            false => Backward::Auto,
+        }
+    }
+}
 
 /// Parses `q_tile,k_tile,warps,stages` and schedule hints.
 pub fn parse(text: &str) -> Result<Tiles, String> {
