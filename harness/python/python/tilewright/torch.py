@@ -182,15 +182,18 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     precision: str | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ) v for q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], of any strides.
 
     heads_kv divides heads (grouped-query attention); d is at most 256. With `causal`, row i sees the keys
     j ≤ i + (n_k − n_q): the last query sees every key. `scale` is 1/√d by default. `precision` is that of float32
-    products: "tf32x3" by default on a GPU, or "tf32", "ieee". The same inputs give the same bits of all gradients;
-    `deterministic=False` adds up dq atomically instead.
+    products: "tf32x3" by default on a GPU, or "tf32", "ieee". With `deterministic`, which defaults to
+    `torch.are_deterministic_algorithms_enabled()`, the same inputs give the same bits of all gradients; without it, dq
+    is added up atomically on GPUs where that is faster.
     """
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     return _attention_op(q, k, v, causal, scale, precision, deterministic)[0]
 
 
