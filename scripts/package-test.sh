@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests the published crates as their users get them: packages them, unpacks the packages outside of the repository, and builds and
-# runs the programs of tests/packages with them. Needs no network: other crates are those of Cargo.lock, which are downloaded already.
+# runs the programs of tests/packages with them (`with-candle` is only checked, because candle takes longer than the rest). Needs no
+# network: other crates are those of Cargo.lock, which are downloaded already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,7 +32,7 @@ CARGO_TARGET_DIR=$target cargo package --quiet --no-verify --locked --allow-dirt
 cp -r tests/packages/. "$scratch"
 cp Cargo.lock "$scratch"
 {
-    printf '[workspace]\nmembers = ["with-llvm", "without-llvm"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n'
+    printf '[workspace]\nmembers = ["with-llvm", "without-llvm", "with-candle"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n'
     for crate in "${crates[@]}"; do
         tar -xzf "$target/package/$crate-$version.crate" -C "$scratch"
         echo "$crate = { path = \"$crate-$version\" }"
@@ -52,6 +53,8 @@ expect "$message" "needs LLVM 22" "apt-get install llvm-22-dev" "set LLVM_SYS_22
 output=$(cargo run --quiet -p with-llvm -- "$COMPILED")
 expect "$output" "CPU: [2.0, 4.0, 6.0]"
 echo "$output"
+
+cargo check --quiet -p with-candle
 
 if cargo tree -p without-llvm --prefix none | grep -E '^(inkwell|llvm-sys) '; then
     die "the program without LLVM depends on LLVM's bindings"

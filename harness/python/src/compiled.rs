@@ -46,6 +46,10 @@ pub fn load(folder: PathBuf) -> PyResult<Compiled> {
     let wrong = |reason: &str| PyValueError::new_err(format!("{}: {reason}", path.display()));
     let text = String::from_utf8(read(&path)?).map_err(|_| wrong("it is not text"))?;
     let document = Document::from_json(&text).map_err(|error| wrong(&error.to_string()))?;
+    // A manifest is read from its own folder only, and written to it by `save`.
+    if let Some(name) = document.files.values().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
+        return Err(wrong(&format!("`{name}` is not the name of a file in its folder")));
+    }
     let file = |kind: &str| document.files.get(kind).map(|name| folder.join(name));
     let bytes = match (file("ptx"), file("obj")) {
         (Some(path), _) | (None, Some(path)) => read(&path)?,

@@ -188,6 +188,7 @@ def test_damaged_manifests_are_exceptions(tmp_path):
         (good.replace('"format": 1', '"format": 9'), "its format is 9: this version reads format 1"),
         (good.replace('"entry"', '"exit"'), "missing field `entry`"),
         (good.replace('"obj"', '"tile"'), "it names no file with PTX or an object file"),
+        (good.replace('"softmax_rows.o"', '"../softmax_rows.o"'), "is not the name of a file in its folder"),
         (good.replace('"inout"', '"?"').replace('"out"', '"?"'), "unknown variant `\\?`"),
         (good.replace('"y": {', '"z": {'), "does not say how the kernel accesses `y`"),
     ]:

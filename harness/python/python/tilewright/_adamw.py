@@ -1,0 +1,90 @@
+"""The optimizer `AdamW` of `tilewright.torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW: decoupled weight decay, one kernel per parameter.
+
+    Parameters are float32, or bfloat16 or float16 with float32 master weights, which this optimizer keeps in its state.
+    Moments are float32. Gradients are float32, bfloat16 or float16. The names in its state are those of
+    `torch.optim.AdamW`. The step number is a kernel argument: a step cannot be captured in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        if not 0 <= lr:
+            raise ValueError(f"lr: expected a number of at least 0, found {lr}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas: expected two numbers in [0, 1), found {betas}")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this optimizer or of `torch.optim.AdamW`."""
+        super().load_state_dict(state_dict)
+        # The base class has converted the state to the parameters' types: it is float32 for all types.
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = [p for group in self.param_groups for p in group["params"]]
+        for index, p in zip(saved, own):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if name != "step":
+                    self.state[p][name] = value.detach().to(p.device, torch.float32, copy=True)
+
+    def _state_of(self, p: Tensor) -> dict[str, Any]:
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(p, dtype=torch.float32)
+        if p.dtype != torch.float32 and "master" not in state:
+            state["master"] = p.detach().to(torch.float32, copy=True)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Applies one step to all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "AdamW: a step cannot be captured in a CUDA graph: its number is an argument of the kernel"
+            )
+        for group in self.param_groups:
+            by_step: dict[int, list[tuple[dict[str, Any], tuple[Any, ...]]]] = {}
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise RuntimeError("AdamW: sparse gradients are not supported")
+                state = self._state_of(p)
+                grad = (
+                    p.grad if p.grad.stride() == p.stride() else torch.empty_like(p, dtype=p.grad.dtype).copy_(p.grad)
+                )
+                moments = state["exp_avg"], state["exp_avg_sq"]
+                master = state.get("master")
+                update = (p, *moments, grad, None) if master is None else (master, *moments, grad, p)
+                by_step.setdefault(int(state["step"]) + 1, []).append((state, update))
+            beta1, beta2 = group["betas"]
+            for step, updates in by_step.items():
+                arrays = [update for _, update in updates]
+                _native.adamw(arrays, step, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+                for state, (p, *_, compute_weights) in updates:
+                    state["step"] = step
+                    torch.autograd.graph.increment_version(p if compute_weights is None else compute_weights)
+        return loss
