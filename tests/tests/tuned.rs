@@ -210,16 +210,14 @@ fn tables_parse_and_match_their_kernels() {
 fn tables_with_former_names_hold_the_same_choices() {
     // No shipped choice has `pingpong`.
     let scheduled = "warp_specialize=true";
-    let present =
-        tilewright::kernels::tuned::TABLES[0].replace(scheduled, &format!("{scheduled},pingpong=true"));
+    let present = tilewright::kernels::tuned::TABLES[0].replace(scheduled, &format!("{scheduled},pingpong=true"));
     let mut former = present.clone();
     for (present, old) in [("sub_wave=", "few="), ("x_evict_first=", "first_out="), ("pingpong=", "take_turns=")] {
         assert!(former.contains(present), "{present}");
         former = former.replace(present, old);
     }
-    let [present, former] = [present, former].map(|text| -> &'static [&'static str] {
-        Box::leak(Box::new([&*text.leak()]))
-    });
+    let [present, former] =
+        [present, former].map(|text| -> &'static [&'static str] { Box::leak(Box::new([&*text.leak()])) });
     for autotune in AUTOTUNED {
         let with = |tables| Autotune { tables, ..**autotune }.shipped();
         assert_eq!(with(former), with(present), "{}", autotune.def.name);

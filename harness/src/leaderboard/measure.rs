@@ -125,7 +125,8 @@ impl Plan {
                 tiles.push(tiles[1]);
                 continue;
             }
-            let known = || chosen.iter().find(|choice| self.is_for_this_case::<T>(choice, name, step.device(), one_pass));
+            let known =
+                || chosen.iter().find(|choice| self.is_for_this_case::<T>(choice, name, step.device(), one_pass));
             let tile = given.or_else(|| known().and_then(|choice| Tiles::of(&choice.config)));
             tiles.push(tile.ok_or_else(|| {
                 BenchError::Unsupported(format!("internal error: no tiles of {name}; please report this"))

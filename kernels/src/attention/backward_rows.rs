@@ -60,7 +60,10 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     store(row_block(lse2 + rows, first_row, n_q, q_tile), lt * std::f32::consts::LOG2_E, boundary_check = [0]);
     if one_pass {
         let index = (batch * num_programs(1) + head).to::<i64>();
-        store(dq_sum_block(dq_sum, index, program_id(0) * (q_tile / 16), n_q, q_tile, d_tile), zeros::<f32>([q_tile / 16, 16 * d_tile]));
+        store(
+            dq_sum_block(dq_sum, index, program_id(0) * (q_tile / 16), n_q, q_tile, d_tile),
+            zeros::<f32>([q_tile / 16, 16 * d_tile]),
+        );
     }
 }
 
@@ -96,7 +99,10 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     for split in range(0, num_splits) {
         if fragments {
             let index = (batch * num_programs(1) + head).to::<i64>();
-            total += rows_of_fragments(load(dq_sum_block(sums, index, program_id(0) * (row_tile / 16), n, row_tile, d_tile)), d_tile);
+            total += rows_of_fragments(
+                load(dq_sum_block(sums, index, program_id(0) * (row_tile / 16), n, row_tile, d_tile)),
+                d_tile,
+            );
         } else {
             let rows = row_offset(head, batch * num_splits + split, n);
             total += load(

@@ -260,7 +260,8 @@ impl SharedPlan {
             (BulkReduce::Rows { .. }, BulkReduce::Rows { .. }) => true,
             _ => a == b,
         };
-        let mut reductions: Vec<(OpId, BulkReduce)> = self.bulk_reductions.iter().map(|(&op, &add)| (op, add)).collect();
+        let mut reductions: Vec<(OpId, BulkReduce)> =
+            self.bulk_reductions.iter().map(|(&op, &add)| (op, add)).collect();
         reductions.sort_by_key(|&(op, add)| (std::cmp::Reverse(add.bytes()), op));
         let first_of = |add: BulkReduce| reductions.iter().find(|&&(_, first)| share(first, add)).map(|first| first.0);
         for &(op, add) in &reductions {

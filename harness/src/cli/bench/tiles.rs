@@ -6,8 +6,8 @@
 //! older words `turns` (pingpong) and `bulk` (tma) are accepted too.
 
 use tilewright::codegen::target::Schedule;
-use tilewright::kernels::attention::{Backward, Tiles};
 use tilewright::kernels::attention::config::Pass;
+use tilewright::kernels::attention::{Backward, Tiles};
 
 /// The options that say how the backward pass computes dQ.
 #[derive(clap::Args, Clone, Debug)]
