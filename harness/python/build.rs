@@ -1,5 +1,5 @@
-//! Links libffi and libzstd, which LLVM uses, from their static libraries where the system has them, so that the
-//! extension module does not need them at run time.
+//! Links libzstd, which LLVM uses, from its static library where the system has it, so that the extension module does
+//! not need it at run time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,9 +8,9 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     let folder = Path::new(&std::env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("static");
     std::fs::create_dir_all(&folder).expect("the build folder can be written");
-    for name in ["libffi.a", "libzstd.a"] {
-        let Some(found) = static_library(name) else { continue };
-        // The linker looks for each library in this folder first, which has no shared libraries.
+    let name = "libzstd.a";
+    if let Some(found) = static_library(name) {
+        // The linker looks for libraries in this folder first, which has no shared ones.
         let link = folder.join(name);
         let _ = std::fs::remove_file(&link);
         std::os::unix::fs::symlink(found, link).expect("the build folder can be written");
