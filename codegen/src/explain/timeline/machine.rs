@@ -65,9 +65,9 @@ struct Shared {
     /// Arrivals at an mbarrier by warpgroup.
     released: HashMap<Value, HashMap<usize, Vec<f64>>>,
     /// Arrivals at a barrier of the partition by warpgroup.
-    met: HashMap<OpId, HashMap<usize, Vec<f64>>>,
+    arrived: HashMap<OpId, HashMap<usize, Vec<f64>>>,
     /// Arrivals for ping-pong scheduling by warpgroup.
-    turns: HashMap<usize, Vec<f64>>,
+    pingpong: HashMap<usize, Vec<f64>>,
 }
 
 struct Machine<'a> {
@@ -173,7 +173,7 @@ impl Machine<'_> {
                 Some(of) => Some(self.earliest(i, id, of).0),
                 None => Some(runner.clock),
             },
-            Some(&Step::Meet(id)) => self.meeting(i, id),
+            Some(&Step::Sync(id)) => self.barrier(i, id),
             Some(Step::Arrive(_)) | None => Some(runner.now()),
             Some(Step::Forward { .. }) => Some(runner.clock),
         }
@@ -197,7 +197,7 @@ impl Machine<'_> {
                 let complete = runner.copies.len().saturating_sub(pending as usize);
                 Some(runner.copies[..complete].iter().copied().fold(0.0, f64::max))
             }
-            Op::PingpongWait => self.turn(i, id),
+            Op::PingpongWait => self.pingpong(i, id),
             Op::MbarrierArrive { .. } => Some(operands),
             _ => Some(0.0),
         }
@@ -270,7 +270,7 @@ impl Machine<'_> {
     }
 
     /// When the warpgroup before has arrived for ping-pong scheduling.
-    fn turn(&self, i: usize, id: OpId) -> Option<f64> {
+    fn pingpong(&self, i: usize, id: OpId) -> Option<f64> {
         let runner = &self.runners[i];
         let group = &runner.group;
         let consumers = self
@@ -284,11 +284,12 @@ impl Machine<'_> {
         };
         match needed {
             0 => Some(0.0),
-            _ => self.shared[group.block].turns.get(&before)?.get(needed - 1).copied(),
+            _ => self.shared[group.block].pingpong.get(&before)?.get(needed - 1).copied(),
         }
     }
 
-    fn meeting(&self, i: usize, id: OpId) -> Option<f64> {
+    /// When all groups of the partition have arrived at a barrier.
+    fn barrier(&self, i: usize, id: OpId) -> Option<f64> {
         let runner = &self.runners[i];
         let number = runner.passed(id);
         let group = &runner.group;
@@ -296,8 +297,8 @@ impl Machine<'_> {
             .runners
             .iter()
             .filter(|other| other.group.block == group.block && other.group.partition == group.partition);
-        let met = self.shared[group.block].met.get(&id)?;
-        let times = all.map(|other| met.get(&other.group.warpgroup)?.get(number).copied());
+        let arrived = self.shared[group.block].arrived.get(&id)?;
+        let times = all.map(|other| arrived.get(&other.group.warpgroup)?.get(number).copied());
         times.collect::<Option<Vec<f64>>>().map(|times| times.into_iter().fold(runner.now(), f64::max))
     }
 
@@ -370,10 +371,10 @@ impl Machine<'_> {
                 let runner = &mut self.runners[i];
                 let at = runner.now();
                 runner.clock = at;
-                let met = self.shared[runner.group.block].met.entry(id).or_default();
-                met.entry(runner.group.warpgroup).or_default().push(at);
+                let arrived = self.shared[runner.group.block].arrived.entry(id).or_default();
+                arrived.entry(runner.group.warpgroup).or_default().push(at);
             }
-            Step::Meet(id) => {
+            Step::Sync(id) => {
                 self.add_bar(i, id, Pipe::Barrier, self.runners[i].now(), time);
                 let runner = &mut self.runners[i];
                 runner.clock = time + costs::SHARED_LATENCY;
@@ -457,7 +458,7 @@ impl Machine<'_> {
             Op::AsyncArrive { .. } => {
                 shared.filled.entry(data.operands[0]).or_default().push(runner.open_copies.max(visible));
             }
-            Op::PingpongArrive => shared.turns.entry(runner.group.warpgroup).or_default().push(visible),
+            Op::PingpongArrive => shared.pingpong.entry(runner.group.warpgroup).or_default().push(visible),
             Op::AsyncCommit => runner.copies.push(std::mem::take(&mut runner.open_copies)),
             _ => {}
         }

@@ -11,7 +11,7 @@ pub enum Step {
     /// Arrives at a barrier of the partition, before `op` or by it.
     Arrive(OpId),
     /// Waits until all groups of the partition have arrived.
-    Meet(OpId),
+    Sync(OpId),
     /// The result of a branch is a value of its first region.
     Forward {
         from: Value,
@@ -37,7 +37,7 @@ fn of_block(func: &Func, block: BlockId, has_barrier: &dyn Fn(OpId) -> bool, fou
         let data = func.op(id);
         let is_barrier = matches!(data.op, Op::BlockBarrier { .. });
         if is_barrier || has_barrier(id) {
-            found.extend([Step::Arrive(id), Step::Meet(id)]);
+            found.extend([Step::Arrive(id), Step::Sync(id)]);
         }
         match data.op {
             Op::If => {
