@@ -51,7 +51,7 @@ case ${1:-} in
         build/wheel-test/bin/python -m pytest -q harness/python/tests
         ;;
     *)
-        sed -n '2,8p' "$0" >&2
+        sed -n '2,7p' "$0" >&2
         exit 2
         ;;
 esac

@@ -1,5 +1,5 @@
-//! The interface of this module in a program without LLVM, the feature `llvm` being off: every function returns
-//! [`WithoutLlvm`].
+//! The interface of this module in a program without LLVM, the feature `llvm` being off: functions that compile or link
+//! return [`WithoutLlvm`].
 
 use super::{Emitted, JitError, LlvmError, LlvmVersion, Machine, Opt, WithoutLlvm};
 use crate::target::{GpuArch, HostCpu, HostEntry};

@@ -33,7 +33,8 @@ pub trait Weight {
     fn begin_use(&self) -> Option<Arc<dyn GradSink>>;
 }
 
-/// Where one use of a [`Weight`] puts its gradient in the backward pass.
+/// Where one use of a [`Weight`] puts its gradient in the backward pass. An op drops it without [`GradSink::finish`] if
+/// the op fails, or if no backward pass reaches it.
 pub trait GradSink: Send + Sync {
     /// Returns the memory of the gradient, f32 or bf16, and whether to accumulate. If false, the caller overwrites all
     /// of it.

@@ -19,7 +19,8 @@ pub type TensorMut<'a, T> = tensor::TensorMut<'a, T, 4>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Backward {
     /// One pass where that was measured to be faster
-    /// ([`one_pass_is_faster`](super::config::one_pass_is_faster)), else two.
+    /// ([`one_pass_is_faster`](super::config::one_pass_is_faster)), else two. Code that needs the same bits in every run
+    /// takes [`Backward::TwoPass`].
     #[default]
     Auto,
     /// A separate kernel recomputes the scores. The same inputs give the same bits in every run.

@@ -63,8 +63,8 @@ impl Device {
     /// Loads the code through the driver, or links it into this process.
     ///
     /// # Errors
-    /// The artifact is for another target; its footprint is of another kernel; the driver rejects the PTX (its log is in the message); the kernel needs
-    /// more shared memory or registers than the device has.
+    /// The artifact is for another target; its footprint is of another kernel; the driver rejects the PTX (its log is in
+    /// the message); the kernel needs more shared memory or registers than the device has.
     pub fn load(&self, artifact: &Artifact) -> Result<CompiledKernel> {
         let manifest = artifact.manifest.clone();
         let label = label(&manifest);

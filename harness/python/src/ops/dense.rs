@@ -89,7 +89,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// The dimensions of `array`, in the way that `as_tokens` says.
+    /// The dimensions of `array`; `None` for another rank than 4, or strides that do not allow this form.
     fn new(array: &Array, batch_in_tokens: bool) -> Option<Tokens> {
         let [_, heads, n, d] = array.shape.as_slice() else { return None };
         let ([_, heads, n, d], s) = ([0, *heads as usize, *n as usize, *d as usize], &array.strides);
@@ -171,7 +171,7 @@ fn rope_frequencies(d: usize, base: f64) -> Vec<f64> {
     rope::frequencies(d, base)
 }
 
-/// One array of a parameter: p, its moments m and v, its gradient g, and the compute weights.
+/// The arrays of a parameter: p, its moments m and v, its gradient g, and the compute weights.
 type Parameter<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 
