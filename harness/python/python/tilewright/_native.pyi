@@ -83,7 +83,11 @@ class Compiled:
 
 def kernel_names() -> list[str]: ...
 def load(folder: str | PathLike[str]) -> Compiled:
-    """Loads the code that `tilewright compile` or `Compiled.save` wrote to a folder."""
+    """Loads the code that `tilewright compile` or `Compiled.save` wrote to a folder.
+
+    A launch executes it with all rights of the process: load only folders that you trust, and code for "host" only if it
+    was compiled for this CPU or one with fewer features.
+    """
 
 # For the package's own modules. Arrays that a function writes are arguments, too.
 def attention_forward(
