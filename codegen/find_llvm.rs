@@ -26,7 +26,10 @@ const COMPONENTS: [&str; 6] = ["irreader", "passes", "orcjit", "nvptx", "x86", "
 pub fn link() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     let config = find()?;
-    println!("cargo::rerun-if-changed={}", config.display());
+    match config.is_absolute() {
+        true => println!("cargo::rerun-if-changed={}", config.display()),
+        false => println!("cargo::rerun-if-env-changed=PATH"),
+    }
     let ask = |arguments: &[&str]| ask(&config, arguments).map_err(|found| missing(&[found]));
     let folder = PathBuf::from(ask(&["--libdir"])?.trim());
     let names = ask(&[&["--link-static", "--libnames"], &COMPONENTS[..]].concat())?;

@@ -22,12 +22,7 @@ impl Output {
     /// # Errors
     /// The shape has another number of elements than the memory.
     pub fn new<T: Elem>(memory: OutputAlloc<T>, shape: impl Into<Shape>) -> Result<Output> {
-        let shape = shape.into();
-        if memory.len() == shape.elem_count() {
-            return Ok(Output(AnyOutput::new(memory, shape)));
-        }
-        let found = format!("memory of {} elements", memory.len());
-        Err(bad_argument("a custom op", "an output", format!("the shape {:?}", shape.dims()), found))
+        AnyOutput::new("a custom op", memory, shape.into()).map(Output)
     }
 }
 
@@ -120,7 +115,7 @@ pub fn custom_op<S: Send + Sync + 'static>(
 
 /// One element, whose value is never read.
 fn link(device: &Device) -> Result<AnyOutput> {
-    Ok(AnyOutput::new(OutputAlloc::<f32>::new(device, 1)?, Shape::from(1)))
+    AnyOutput::new("a custom op", OutputAlloc::<f32>::new(device, 1)?, Shape::from(1))
 }
 
 /// The gradient of a link: its value is never read.

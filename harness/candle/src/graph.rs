@@ -43,6 +43,9 @@ pub trait Backward<const N: usize>: Fn([&Tensor; N], &Tensor, &Tensor) -> Result
 impl<const N: usize, F: Fn([&Tensor; N], &Tensor, &Tensor) -> Result<[Option<Tensor>; N]>> Backward<N> for F {}
 
 /// Turns the result of an op of one input into a tensor, which is recorded if the input is tracked.
+///
+/// # Errors
+/// The shape has another number of elements than the result.
 pub fn record1<T: Elem>(
     name: &'static str,
     x: &Tensor,
@@ -50,7 +53,7 @@ pub fn record1<T: Elem>(
     shape: impl Into<Shape>,
     backward: impl Backward<1> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    record1_any(name, x, AnyOutput::new(result, shape.into()), backward)
+    record1_any(name, x, AnyOutput::new(name, result, shape.into())?, backward)
 }
 
 /// As [`record1`], for two inputs: recorded if one of them is tracked.
@@ -61,7 +64,7 @@ pub fn record2<T: Elem>(
     shape: impl Into<Shape>,
     backward: impl Backward<2> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    record2_any(name, inputs, AnyOutput::new(result, shape.into()), backward)
+    record2_any(name, inputs, AnyOutput::new(name, result, shape.into())?, backward)
 }
 
 /// As [`record1`], for three inputs: recorded if one of them is tracked.
@@ -72,7 +75,7 @@ pub fn record3<T: Elem>(
     shape: impl Into<Shape>,
     backward: impl Backward<3> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    record3_any(name, inputs, AnyOutput::new(result, shape.into()), backward)
+    record3_any(name, inputs, AnyOutput::new(name, result, shape.into())?, backward)
 }
 
 /// The result of an op, of any element type.
@@ -82,8 +85,14 @@ pub(crate) struct AnyOutput {
 }
 
 impl AnyOutput {
-    pub fn new<T: Elem>(result: OutputAlloc<T>, shape: Shape) -> AnyOutput {
-        AnyOutput { storage: result.into_storage(), shape }
+    /// # Errors
+    /// The shape has another number of elements than the memory.
+    pub fn new<T: Elem>(name: &str, result: OutputAlloc<T>, shape: Shape) -> Result<AnyOutput> {
+        if result.len() == shape.elem_count() {
+            return Ok(AnyOutput { storage: result.into_storage(), shape });
+        }
+        let found = format!("memory of {} elements", result.len());
+        Err(bad_argument(name, "an output", format!("the shape {:?}", shape.dims()), found))
     }
 
     pub fn into_tensor(self) -> Tensor {

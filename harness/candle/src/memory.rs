@@ -410,7 +410,7 @@ impl<T: Elem> OutputAlloc<T> {
             let (mut down, mut along) = (0, 0);
             for (&n, &stride) in shape.iter().zip(strides) {
                 let (stride, steps) = (stride.unsigned_abs() as usize, n.saturating_sub(1));
-                if stride.is_multiple_of(d) { down += steps * (stride / d) } else { along += steps * stride }
+                if d > 0 && stride.is_multiple_of(d) { down += steps * (stride / d) } else { along += steps * stride }
             }
             columns.end <= d && along < columns.len() && down < rows && strides.iter().all(|&s| s > 0)
         };
@@ -457,7 +457,13 @@ impl<T: Elem> OutputAlloc<T> {
     }
 
     /// Converts to a tensor of this shape, outside of the autograd graph.
+    ///
+    /// # Panics
+    /// The shape has another number of elements than this memory.
+    #[track_caller]
     pub fn into_tensor(self, shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        assert_eq!(shape.elem_count(), self.len(), "the elements of the shape {:?} and of the memory", shape.dims());
         Tensor::from_storage(self.into_storage(), shape, candle_core::op::BackpropOp::none(), false)
     }
 }

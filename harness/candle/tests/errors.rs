@@ -2,6 +2,8 @@
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
+use tilewright_candle::graph::{record1, record2, record3};
+use tilewright_candle::memory::OutputAlloc;
 use tilewright_candle::nn::{AttentionConfig, attention};
 use tilewright_candle::{self as ours, Rope};
 
@@ -144,4 +146,23 @@ fn zero_sizes() {
     );
     fails(ours::cross_entropy(&f32s(&[2, 0]), &zeros(&[2], DType::U32)), &["cross_entropy", "vocabulary"]);
     fails(ours::rms_norm(&f32s(&[2, 0]), &f32s(&[0]), 1e-5), &["rms_norm", "last dimension"]);
+}
+
+/// The shape of a result would otherwise let candle's kernels read behind its memory.
+#[test]
+fn results_have_the_elements_of_their_shape() {
+    let x = f32s(&[2, 3]);
+    let memory = || OutputAlloc::<f32>::copy_of(&x).unwrap();
+    let words = ["double", "[7]", "memory of 6 elements"];
+    fails(record1("double", &x, memory(), 7, |_, _, _| Ok([None])), &words);
+    fails(record2("double", [&x, &x], memory(), 7, |_, _, _| Ok([None, None])), &words);
+    fails(record3("double", [&x, &x, &x], memory(), 7, |_, _, _| Ok([None, None, None])), &words);
+    assert_eq!(record1("double", &x, memory(), (3, 2), |_, _, _| Ok([None])).unwrap().dims(), [3, 2]);
+}
+
+#[test]
+fn gradients_of_rows_without_elements() {
+    let x = Var::from_tensor(&f32s(&[2, 0])).unwrap();
+    let gradients = ours::swiglu(&x).unwrap().sum_all().unwrap().backward().unwrap();
+    assert_eq!(gradients.get(&x).map(|g| g.dims().to_vec()), Some(vec![2, 0]));
 }

@@ -380,12 +380,22 @@ fn from_interface(name: &str, object: &Bound<'_, PyAny>, interface: &Bound<'_, P
     };
     let dtype = interface_dtype(name, object, entry("typestr")?.extract::<&str>()?)?;
     let shape = dims(&entry("shape")?)?;
+    let extent = |product: i64, &n: &i64| product.checked_mul(n.max(1)).filter(|_| n >= 0);
+    if shape.iter().try_fold(dtype.size() as i64, extent).is_none() {
+        return Err(PyValueError::new_err(format!("{name}: its array interface has the shape {shape:?}")));
+    }
     let (address, read_only): (u64, bool) = entry("data")?.extract()?;
     let size = dtype.size() as i64;
     let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
         None => row_major(&shape),
         Some(bytes) => {
             let bytes = dims(&bytes)?;
+            if bytes.len() != shape.len() {
+                let (strides, dims) = (bytes.len(), shape.len());
+                return Err(PyValueError::new_err(format!(
+                    "{name}: its array interface has {strides} strides and {dims} dimensions"
+                )));
+            }
             // A dimension of one element has any stride.
             if shape.iter().zip(&bytes).any(|(&n, stride)| n > 1 && stride % size != 0) {
                 return Err(PyValueError::new_err(format!(

@@ -229,6 +229,24 @@ def test_many_threads():
     assert not errors and len(results) == 320 and max(results) < 1e-6
 
 
+@pytest.mark.parametrize(
+    "lie, message",
+    [
+        ({"strides": (4,)}, "1 strides and 2 dimensions"),
+        ({"shape": (-1, 4)}, "the shape"),
+        ({"shape": (1 << 40, 1 << 40)}, "the shape"),
+    ],
+)
+def test_array_interfaces_that_lie_are_an_exception(lie, message):
+    named = softmax_arguments()
+
+    class Lying:
+        __array_interface__ = {**named["x"].__array_interface__, **lie}
+
+    with pytest.raises(ValueError, match=message):
+        tw.launch("softmax_rows", **{**named, "x": Lying()}, **CONSTANTS, grid=1)
+
+
 class OnGpu:
     """Claims to be an array on a GPU."""
 

@@ -61,8 +61,9 @@ pub fn is_sub_wave(batch_and_heads: usize, rows: usize) -> bool {
     batch_and_heads * rows.div_ceil(64) < MIN_PROGRAMS
 }
 
-/// Whether the backward pass in one pass was measured to be faster than in two: on Hopper, where TMA adds the tiles of
-/// dQ, for bf16 and f16 and grids of more than a wave (`harness/records/2026-11-25-h100-one-pass.jsonl`).
+/// Whether the backward pass in one pass is faster than in two: on Hopper, where TMA adds the tiles of dQ, for bf16 and
+/// f16 and grids of more than a wave. Measured with the causal mask and d = 64 and 128
+/// (`harness/records/2026-11-25-h100-one-pass.jsonl`); without a mask and with padded d the loop is the same.
 pub fn one_pass_is_faster(
     target: &Target,
     element_bytes: usize,

@@ -34,7 +34,10 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this optimizer or of `torch.optim.AdamW`."""
+        """Loads a state of this optimizer or of `torch.optim.AdamW` without `maximize` and `amsgrad`."""
+        for name in ("maximize", "amsgrad"):
+            if any(group.get(name) for group in state_dict["param_groups"]):
+                raise ValueError(f"AdamW: the state is of an optimizer with {name}=True, which is not supported")
         super().load_state_dict(state_dict)
         # The base class has converted the state to the parameters' types: it is float32 for all types.
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]

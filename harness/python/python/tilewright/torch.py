@@ -580,7 +580,9 @@ def _kept_frequencies(d: int, base: float, device: torch.device) -> Tensor:
         return _rope_frequencies(d, base, device)
     key = d, base, device
     if key not in _frequencies:
-        _frequencies[key] = _rope_frequencies(d, base, device)
+        # Backward passes save it, also if the first call is in inference mode.
+        with torch.inference_mode(False):
+            _frequencies[key] = _rope_frequencies(d, base, device)
     return _frequencies[key]
 
 
@@ -592,7 +594,8 @@ def _rotatable(x: Tensor, positions: Tensor | None) -> Tensor:
     torch._check(x.dim() == 4, lambda: f"rope: expected x [batch, heads, n, d], found {list(x.shape)}")
     (batch, heads, n, _), (of_batch, of_head, of_token, _) = x.shape, x.stride()
     one = batch == 1 or of_batch == of_head * heads or (positions is None and of_batch == of_token * n)
-    return x if one else x.contiguous()
+    expanded = any(extent > 1 and stride == 0 for extent, stride in zip(x.shape, x.stride()))
+    return x if one and not expanded else x.contiguous()
 
 
 def _rope(x: Tensor, frequencies: Tensor, start: int, positions: Tensor | None, inverse: bool, halves: bool) -> Tensor:

@@ -51,6 +51,9 @@ fn matmul(
     let mut inputs = vec![("a", &a), ("b", &b)];
     inputs.extend(bias.as_ref().map(|bias| ("bias", bias)));
     let call = Call::new(py, "matmul", &inputs, &[("c", &c)])?;
+    if accumulate && bias.is_some() {
+        return Err(PyValueError::new_err("matmul: accumulate=True takes no bias"));
+    }
     let options = gemm::Options { activation: self::activation(activation)?, precision: self::precision(precision)? };
     without_gil(py, || {
         for_float_type!(a.dtype, call.arg("a"), T => {
