@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use smallvec::SmallVec;
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Device, Dtype, Element, View, ViewMut};
@@ -95,6 +95,11 @@ impl Array {
         {
             return from_torch(torch, name, object);
         }
+        if is_numpy_scalar(object)? {
+            return Err(PyTypeError::new_err(format!(
+                "{name}: expected an array, found a NumPy scalar: use np.array(…)"
+            )));
+        }
         for (attribute, gpu) in
             [(intern!(py, "__cuda_array_interface__"), true), (intern!(py, "__array_interface__"), false)]
         {
@@ -122,6 +127,15 @@ impl Array {
     /// Number of elements.
     pub fn elements(&self) -> i64 {
         self.shape.iter().product()
+    }
+
+    /// Whether the elements are those of one range of memory, each once, in any order of the dimensions.
+    pub fn is_dense(&self) -> bool {
+        let mut dims: Vec<(i64, i64)> = self.strides.iter().copied().zip(self.shape.iter().copied()).collect();
+        dims.retain(|&(_, n)| n != 1);
+        dims.sort_unstable();
+        let steps = dims.iter().try_fold(1, |next, &(stride, n)| (stride == next).then_some(next * n));
+        self.shape.contains(&0) || steps.is_some()
     }
 
     /// The number of elements from the first to the one with the highest address.
@@ -427,6 +441,18 @@ fn from_interface(name: &str, object: &Bound<'_, PyAny>, interface: &Bound<'_, P
         stream: stream.filter(|_| gpu),
     };
     aligned(name, array)
+}
+
+/// Whether an object is a scalar of NumPy: its array interface names memory that is already freed.
+fn is_numpy_scalar(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let is =
+        |class: Bound<'_, PyType>| -> PyResult<bool> { Ok(class.name()? == "generic" && class.module()? == "numpy") };
+    for class in object.get_type().mro() {
+        if is(class.cast_into::<PyType>()?)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn row_major(shape: &[i64]) -> Dims {

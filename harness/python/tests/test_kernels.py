@@ -247,6 +247,13 @@ def test_array_interfaces_that_lie_are_an_exception(lie, message):
         tw.launch("softmax_rows", **{**named, "x": Lying()}, **CONSTANTS, grid=1)
 
 
+def test_scalars_of_numpy_are_an_exception():
+    """Their array interface names memory that is freed when it is read."""
+    named = softmax_arguments()
+    with pytest.raises(TypeError, match="NumPy scalar"):
+        tw.launch("softmax_rows", **{**named, "x": np.float32(1)}, **CONSTANTS, grid=1)
+
+
 class OnGpu:
     """Claims to be an array on a GPU."""
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tilewright
 import tilewright.numpy as tw
 
 TOLERANCE = {np.float32: 2e-5, np.float16: 4e-3}
@@ -223,3 +224,17 @@ def test_attention_without_keys_or_queries():
     q, k = np.ones((1, 2, 3, 16), np.float32), np.ones((1, 2, 0, 16), np.float32)
     assert tw.attention(q[:, :, :0], q, q).shape == (1, 2, 0, 16)
     np.testing.assert_array_equal(tw.attention(q, k, k), np.zeros_like(q))
+
+
+def test_adamw_of_other_shapes_and_gaps_is_an_exception():
+    def ones(*shape):
+        return np.ones(shape, np.float32)
+
+    def gapped():
+        """[2, 2] with strides of 0 and 3 elements: as many elements as its memory, but not one of each."""
+        return np.lib.stride_tricks.as_strided(ones(4), (2, 2), (0, 12))
+
+    with pytest.raises(tilewright.Error, match="p's shape"):
+        tw.adamw(np.asfortranarray(ones(2, 3)), np.asfortranarray(ones(2, 3)), np.asfortranarray(ones(2, 3)), ones(6), 1)
+    with pytest.raises(tilewright.Error, match="without gaps"):
+        tw.adamw(gapped(), gapped(), gapped(), gapped(), 1)

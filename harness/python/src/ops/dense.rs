@@ -170,8 +170,12 @@ fn rope_(
 
 /// θᵢ of the pairs of a head of `d` elements.
 #[pyfunction]
-fn rope_frequencies(d: usize, base: f64) -> Vec<f64> {
-    rope::frequencies(d, base)
+fn rope_frequencies(d: usize, base: f64) -> PyResult<Vec<f64>> {
+    const MAX: usize = 1 << 20;
+    if d > MAX {
+        return Err(PyValueError::new_err(format!("rope: expected heads of at most {MAX} elements, found {d}")));
+    }
+    Ok(rope::frequencies(d, base))
 }
 
 /// The arrays of a parameter: p, its moments m and v, its gradient g, and the compute weights.
@@ -218,12 +222,17 @@ fn update(
     for (name, array) in
         [("p", p), ("m", m), ("v", v), ("g", g)].into_iter().chain(compute.map(|c| ("compute_weights", c)))
     {
-        if array.elements() != array.span() as i64 {
+        if !array.is_dense() {
             return Err(call
                 .arg(name)
                 .error("an array without gaps".into(), format!("the strides {:?}", array.strides)));
         }
-        if array.shape.len() > 1 && array.elements() > 0 && array.strides != p.strides {
+        if array.shape != p.shape {
+            let (expected, found) = (format!("p's shape {:?}", p.shape), format!("{:?}", array.shape));
+            return Err(call.arg(name).error(expected, found));
+        }
+        let moves = |i: usize| array.shape[i] > 1 && array.strides[i] != p.strides[i];
+        if array.elements() > 0 && (0..array.shape.len()).any(moves) {
             let (expected, found) = (format!("p's strides {:?}", p.strides), format!("{:?}", array.strides));
             return Err(call.arg(name).error(expected, found));
         }
