@@ -211,4 +211,5 @@ def adamw(
     weight_decay: float = 0.01,
 ) -> None:
     """Applies step 1, 2, … of AdamW to the parameters p and their moments m and v, float32 and in place."""
-    _native.adamw([(p, m, v, grad, None)], step, lr, *betas, eps, weight_decay)
+    beta1, beta2 = betas
+    _native.adamw([(p, m, v, grad, None)], step, lr, beta1, beta2, eps, weight_decay)
