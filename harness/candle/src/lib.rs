@@ -47,7 +47,7 @@ pub mod weight;
 #[doc(hidden)]
 pub use {candle_core, half};
 
-pub use attention::{flash_attention, flash_attention_packed};
+pub use attention::{AttentionOptions, flash_attention, flash_attention_packed};
 pub use custom::custom_op;
 pub use elementwise::{cast, silu, silu_unfused, swiglu, swiglu_pair, swiglu_unfused};
 pub use embedding::embedding;

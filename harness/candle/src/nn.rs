@@ -5,6 +5,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use candle_nn::{Init, VarBuilder, init};
 
+use crate::attention::AttentionOptions;
 use crate::check::bad_argument;
 use crate::rope::Rope;
 
@@ -186,7 +187,7 @@ impl RotaryEmbedding {
 }
 
 /// Sizes of an [`Attention`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AttentionConfig {
     pub d_model: usize,
     pub heads: usize,
@@ -194,7 +195,7 @@ pub struct AttentionConfig {
     pub heads_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    pub causal: bool,
+    pub options: AttentionOptions,
 }
 
 /// Self-attention with projections: queries, keys and values by linear layers without bias, rotary embedding if there
@@ -238,7 +239,7 @@ impl Attention {
     /// # Errors
     /// An x of another shape; more positions than the rotary embedding or the cache has.
     pub fn forward_cached(&self, x: &Tensor, cache: Option<&mut KvCache>) -> Result<Tensor> {
-        let AttentionConfig { d_model, heads, heads_kv, head_dim, causal } = self.config;
+        let AttentionConfig { d_model, heads, heads_kv, head_dim, ref options } = self.config;
         let &[batch, length, columns] = x.dims() else {
             let found = format!("the shape {:?}", x.dims());
             return Err(bad_argument("attention", "x", format!("a tensor [batch, length, {d_model}]"), found));
@@ -256,7 +257,7 @@ impl Attention {
         if let Some(cache) = cache {
             (k, v) = cache.append(&k.contiguous()?, &v.contiguous()?)?;
         }
-        let y = crate::flash_attention(&q, &k, &v, causal, None)?;
+        let y = crate::flash_attention(&q, &k, &v, options)?;
         self.o.forward(&y.transpose(1, 2)?.reshape((batch, length, heads * head_dim))?)
     }
 }

@@ -5,7 +5,7 @@ use candle_nn::{VarBuilder, VarMap};
 use tilewright_candle::graph::{record1, record2, record3};
 use tilewright_candle::memory::OutputAlloc;
 use tilewright_candle::nn::{AttentionConfig, attention};
-use tilewright_candle::{self as ours, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, Rope};
 
 fn zeros(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
@@ -44,8 +44,14 @@ fn wrong_dtypes() {
     fails(ours::embedding(&zeros(&[2], DType::U32), &x, DType::BF16), &["bf16", "f32"]);
     fails(ours::cross_entropy(&x, &zeros(&[2], DType::I64)), &["cross_entropy", "targets", "u32", "i64"]);
     let q = f32s(&[1, 2, 3, 4]);
-    fails(ours::flash_attention(&q, &zeros(&[1, 2, 3, 4], DType::BF16), &q, true, None), &["as k", "f32", "bf16"]);
-    fails(ours::flash_attention(&zeros(&[1, 2, 3, 4], DType::F64), &q, &q, true, None), &["as k", "f64", "f32"]);
+    fails(
+        ours::flash_attention(&q, &zeros(&[1, 2, 3, 4], DType::BF16), &q, &AttentionOptions::new(true)),
+        &["as k", "f32", "bf16"],
+    );
+    fails(
+        ours::flash_attention(&zeros(&[1, 2, 3, 4], DType::F64), &q, &q, &AttentionOptions::new(true)),
+        &["as k", "f64", "f32"],
+    );
     fails(
         ours::rope(&zeros(&[1, 2, 3, 4], DType::F64), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0),
         &["rope", "f64"],
@@ -75,17 +81,24 @@ fn wrong_shapes() {
 #[test]
 fn wrong_attention_and_rope() {
     let q = f32s(&[1, 4, 3, 8]);
-    let attention_of = |k: &[usize], v: &[usize]| ours::flash_attention(&q, &f32s(k), &f32s(v), true, None);
-    fails(ours::flash_attention(&f32s(&[3, 8]), &q, &q, true, None), &["flash_attention", "as q", "[3, 8]"]);
+    let attention_of =
+        |k: &[usize], v: &[usize]| ours::flash_attention(&q, &f32s(k), &f32s(v), &AttentionOptions::new(true));
+    fails(
+        ours::flash_attention(&f32s(&[3, 8]), &q, &q, &AttentionOptions::new(true)),
+        &["flash_attention", "as q", "[3, 8]"],
+    );
     fails(attention_of(&[1, 3, 3, 8], &[1, 3, 3, 8]), &["divides", "3 heads"]);
     fails(attention_of(&[2, 4, 3, 8], &[2, 4, 3, 8]), &["[1, 4, 3, 8]", "[2, 4, 3, 8]"]);
     fails(attention_of(&[1, 4, 3, 8], &[1, 4, 5, 8]), &["[1, 4, 3, 8]", "[1, 4, 5, 8]"]);
     fails(attention_of(&[1, 4, 3, 16], &[1, 4, 3, 16]), &["[1, 4, 3, 8]", "[1, 4, 3, 16]"]);
     let wide = f32s(&[1, 1, 2, 300]);
-    fails(ours::flash_attention(&wide, &wide, &wide, false, None), &["256", "300"]);
+    fails(ours::flash_attention(&wide, &wide, &wide, &AttentionOptions::new(false)), &["256", "300"]);
     let q = f32s(&[1, 1, 2, 8]);
-    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        fails(ours::flash_attention(&q, &q, &q, false, Some(scale)), &["scale", "positive"]);
+    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300, 1e-300] {
+        fails(
+            ours::flash_attention(&q, &q, &q, &AttentionOptions::new(false).with_scale(scale)),
+            &["scale", "positive"],
+        );
     }
     let rope = Rope::new(8, 1e4, 16, &Device::Cpu).unwrap();
     fails(ours::rope(&f32s(&[1, 2, 17, 8]), &rope, 0), &["0..17", "16"]);
@@ -94,9 +107,10 @@ fn wrong_attention_and_rope() {
     fails(ours::rope(&f32s(&[2, 4, 8]), &rope, 0), &["rope", "[batch, heads, length, d]", "[2, 4, 8]"]);
     fails(Rope::new(5, 1e4, 16, &Device::Cpu), &["even", "5"]);
     let variables = VarMap::new();
-    let config = AttentionConfig { d_model: 8, heads: 4, heads_kv: 3, head_dim: 2, causal: true };
+    let config =
+        AttentionConfig { d_model: 8, heads: 4, heads_kv: 3, head_dim: 2, options: AttentionOptions::new(true) };
     let vb = || VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
-    fails(attention(config, None, vb()), &["heads_kv", "divides", "found 3"]);
+    fails(attention(config.clone(), None, vb()), &["heads_kv", "divides", "found 3"]);
     let module = attention(AttentionConfig { heads_kv: 2, ..config }, None, vb()).unwrap();
     fails(module.forward(&f32s(&[2, 8])), &["attention", "[batch, length, 8]", "[2, 8]"]);
     fails(module.forward(&f32s(&[1, 2, 9])), &["attention", "8 elements", "9"]);
@@ -134,9 +148,9 @@ fn zero_sizes() {
     check("matmul of no columns", ours::matmul(&empty(&[2, 0]), &empty(&[0, 3])), &[2, 3]);
     check("rope", ours::rope(&empty(&[1, 2, 0, 4]), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0), &[1, 2, 0, 4]);
     let q = empty(&[1, 2, 0, 8]);
-    check("attention", ours::flash_attention(&q, &q, &q, true, None), &[1, 2, 0, 8]);
+    check("attention", ours::flash_attention(&q, &q, &q, &AttentionOptions::new(true)), &[1, 2, 0, 8]);
     let (q, k) = (empty(&[1, 2, 3, 8]), empty(&[1, 2, 0, 8]));
-    check("attention without keys", ours::flash_attention(&q, &k, &k, false, None), &[1, 2, 3, 8]);
+    check("attention without keys", ours::flash_attention(&q, &k, &k, &AttentionOptions::new(false)), &[1, 2, 3, 8]);
     let no_ids = zeros(&[0], DType::U32);
     check("embedding", ours::embedding(&no_ids, &empty(&[5, 4]), DType::F32), &[0, 4]);
     check("cross_entropy_rows", ours::cross_entropy_rows(&x, &no_ids), &[0]);

@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
-use tilewright_candle::{self as ours, FusedAdamW, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, FusedAdamW, Rope};
 
 /// The GPU, if there is one.
 fn gpu() -> Option<Device> {
@@ -88,10 +88,14 @@ fn ops() -> Vec<(&'static str, Vec<Vec<usize>>, Op<'static>)> {
             Box::new(move |x| ours::linear_cross_entropy(&x[0], &x[1], &on(&x[0], &ids)?))
         }),
         ("attention", vec![vec![2, 4, 150, 64], vec![2, 2, 150, 64], vec![2, 2, 150, 64]], {
-            Box::new(|x| ours::flash_attention(&x[0], &x[1], &x[2], true, None))
+            Box::new(|x| ours::flash_attention(&x[0], &x[1], &x[2], &AttentionOptions::new(true)))
+        }),
+        ("attention in one pass", vec![vec![2, 32, 256, 64], vec![2, 32, 256, 64], vec![2, 32, 256, 64]], {
+            let options = AttentionOptions::new(false).with_deterministic(false);
+            Box::new(move |x| ours::flash_attention(&x[0], &x[1], &x[2], &options))
         }),
         ("attention of one query", vec![vec![1, 2, 1, 128], vec![1, 1, 700, 128], vec![1, 1, 700, 128]], {
-            Box::new(|x| ours::flash_attention(&x[0], &x[1], &x[2], true, Some(0.2)))
+            Box::new(|x| ours::flash_attention(&x[0], &x[1], &x[2], &AttentionOptions::new(true).with_scale(0.2)))
         }),
     ]
 }
@@ -159,7 +163,7 @@ fn tensors_on_two_devices() {
         ours::embedding(&ids, &there, DType::F32),
         ours::cross_entropy(&there, &ids),
         ours::linear_cross_entropy(&there, &here, &ids),
-        ours::flash_attention(&heads(&there), &heads(&here), &heads(&there), true, None),
+        ours::flash_attention(&heads(&there), &heads(&here), &heads(&there), &AttentionOptions::new(true)),
         ours::rope(&heads(&there), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0),
     ];
     for (i, result) in results.into_iter().enumerate() {

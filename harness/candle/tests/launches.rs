@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
 use tilewright::kernels::KERNELS;
 use tilewright::trace::{Options, Recording};
-use tilewright_candle::{self as ours, FusedAdamW, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, FusedAdamW, Rope};
 
 /// Launches of each kernel while `f` runs.
 fn launches(f: impl FnOnce() -> Result<()>) -> BTreeMap<String, usize> {
@@ -60,7 +60,7 @@ fn every_op_launches_its_kernels() {
     // The gradients are computed in the forward pass.
     let fused = forward_and_backward(|| ours::linear_cross_entropy(&x, &table, &ids));
     assert_eq!(fused, "1 cross_entropy_bwd, 1 cross_entropy_fwd; ");
-    let attention = forward_and_backward(|| ours::flash_attention(&q, &q, &q, true, None));
+    let attention = forward_and_backward(|| ours::flash_attention(&q, &q, &q, &AttentionOptions::new(true)));
     assert_eq!(
         attention,
         "1 flash_attention_fwd; 1 flash_attention_bwd_dkdv, 1 flash_attention_bwd_dq, 1 flash_attention_bwd_preprocess"

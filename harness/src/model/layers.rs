@@ -3,7 +3,9 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::{Attention, Block, Config, Fusion, NormWeights};
-use crate::ops::attention::{flash_attention, flash_attention_packed, naive_attention, tiled_attention};
+use crate::ops::attention::{
+    AttentionOptions, flash_attention, flash_attention_packed, naive_attention, tiled_attention,
+};
 use crate::ops::{self};
 use crate::profile::span;
 
@@ -72,7 +74,7 @@ impl Block {
         let k = rotated(part(heads.heads, heads.heads_kv)?)?.transpose(1, 2)?;
         let v = part(heads.heads + heads.heads_kv, heads.heads_kv)?.transpose(1, 2)?;
         let o = match self.config.attention {
-            Attention::Flash => flash_attention(&q, &k, &v, true, None)?,
+            Attention::Flash => flash_attention(&q, &k, &v, &AttentionOptions::new(true))?,
             Attention::Naive => naive_attention(&q, &self.repeat(&k)?, &self.repeat(&v)?, true, None)?,
             Attention::Tiled => {
                 tiled_attention(&q, &self.repeat(&k)?, &self.repeat(&v)?, true, None, self.config.tiling)?

@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 use tilewright_harness::ops::Rope;
 use tilewright_harness::ops::attention::{
-    QkvLayout, Tiling, flash_attention, flash_attention_packed, naive_attention, tiled_attention,
+    AttentionOptions, QkvLayout, Tiling, flash_attention, flash_attention_packed, naive_attention, tiled_attention,
 };
 
 use crate::check::{TYPES, assert_close, check, random};
@@ -39,7 +39,7 @@ fn flash() {
                 dtype,
                 &inputs(q, heads_kv, n_k, dtype),
                 &[],
-                |x, _| flash_attention(&x[0], &x[1], &x[2], causal, None),
+                |x, _| flash_attention(&x[0], &x[1], &x[2], &AttentionOptions::new(causal)),
                 |x, _| formula(x, causal),
             );
         }
@@ -67,7 +67,7 @@ fn more_queries_than_keys() {
     let x = inputs([1, 1, 9, 8], 1, 4, DType::F32).map(|x| x.to_dtype(DType::F32).unwrap());
     let x = x.map(|x| candle_core::Var::from_tensor(&x).unwrap());
     let results = [
-        flash_attention(&x[0], &x[1], &x[2], true, None).unwrap(),
+        flash_attention(&x[0], &x[1], &x[2], &AttentionOptions::new(true)).unwrap(),
         tiled_attention(&x[0], &x[1], &x[2], true, None, Tiling { queries: 3, keys: 2 }).unwrap(),
         naive_attention(&x[0], &x[1], &x[2], true, None).unwrap(),
     ];

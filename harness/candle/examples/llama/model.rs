@@ -4,7 +4,7 @@
 
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear_no_bias, rotary_emb};
-use tilewright_candle::{self as tw, Rope};
+use tilewright_candle::{self as tw, AttentionOptions, Rope};
 
 /// Whose ops compute norms, rotary embedding, attention and activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +159,8 @@ impl Llama {
         let [k, v] = [heads(&block.k, self.config.heads_kv)?, heads(&block.v, self.config.heads_kv)?];
         let y = match self.ops {
             Ops::Tilewright => {
-                tw::flash_attention(&tw::rope(&q, &self.rope, 0)?, &tw::rope(&k, &self.rope, 0)?, &v, true, None)?
+                let [q, k] = [tw::rope(&q, &self.rope, 0)?, tw::rope(&k, &self.rope, 0)?];
+                tw::flash_attention(&q, &k, &v, &AttentionOptions::new(true))?
             }
             _ => self.candle_attention(q, k, v)?,
         };

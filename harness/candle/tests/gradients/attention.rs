@@ -1,9 +1,8 @@
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use candle_nn::{VarBuilder, VarMap};
-use tilewright_candle as ours;
-use tilewright_candle::Rope;
 use tilewright_candle::nn::{AttentionConfig, RotaryEmbedding, attention};
+use tilewright_candle::{self as ours, AttentionOptions, Rope};
 
 use crate::check::{TYPES, assert_close, check, random, tolerance};
 
@@ -39,11 +38,12 @@ fn check_attention(dtype: DType, shape: Shape, causal: bool, scale: Option<f64>)
         random(&[batch, heads_kv, n_k, d], dtype, 3),
     ];
     let factor = scale.unwrap_or(1.0 / (d as f64).sqrt());
+    let options = scale.into_iter().fold(AttentionOptions::new(causal), AttentionOptions::with_scale);
     check(
         &format!("attention {shape:?} causal {causal} scale {scale:?}"),
         dtype,
         &inputs,
-        |x| ours::flash_attention(&x[0], &x[1], &x[2], causal, scale),
+        |x| ours::flash_attention(&x[0], &x[1], &x[2], &options),
         |x| formula(&x[0], &x[1], &x[2], causal, factor),
     );
 }
@@ -71,7 +71,7 @@ fn attention_in_short_types() {
 fn attention_of_one_tensor() {
     for dtype in TYPES {
         let x = [random(&[1, 2, 11, 16], dtype, 1)];
-        let op = |x: &[Tensor]| ours::flash_attention(&x[0], &x[0], &x[0], true, None);
+        let op = |x: &[Tensor]| ours::flash_attention(&x[0], &x[0], &x[0], &AttentionOptions::new(true));
         check("attention of one tensor", dtype, &x, op, |x| formula(&x[0], &x[0], &x[0], true, 0.25));
     }
 }
@@ -82,7 +82,8 @@ fn attention_module() {
     let cpu = &Device::Cpu;
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, cpu);
-    let config = AttentionConfig { d_model: 24, heads: 4, heads_kv: 2, head_dim: 6, causal: true };
+    let config =
+        AttentionConfig { d_model: 24, heads: 4, heads_kv: 2, head_dim: 6, options: AttentionOptions::new(true) };
     let rope = Rope::new(6, 10_000.0, 32, cpu).unwrap().with_halves();
     let module = attention(config, Some(RotaryEmbedding::new(rope.clone())), vb).unwrap();
     let names = ["k_proj.weight", "o_proj.weight", "q_proj.weight", "v_proj.weight"];

@@ -10,7 +10,7 @@ use crate::cli::model_options::{device_info, model_device};
 use crate::cli::oom_probe::{MemoryOutcome, catch_oom, expect_memory};
 use crate::cli::{CliError, Result};
 use crate::model::Attention;
-use crate::ops::attention::{Tiling, flash_attention, naive_attention, tiled_attention};
+use crate::ops::attention::{AttentionOptions, Tiling, flash_attention, naive_attention, tiled_attention};
 use crate::report::{Axis, Cell, Column, Plot, Point, Report, Series, Table};
 use crate::train;
 
@@ -63,7 +63,7 @@ impl Case {
         match self.kind {
             Attention::Naive => naive_attention(q, k, v, self.causal, None),
             Attention::Tiled => tiled_attention(q, k, v, self.causal, None, Tiling::default()),
-            Attention::Flash => flash_attention(q, k, v, self.causal, None),
+            Attention::Flash => flash_attention(q, k, v, &AttentionOptions::new(self.causal)),
         }
     }
 
