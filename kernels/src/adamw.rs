@@ -281,6 +281,15 @@ impl Options {
                 return invalid_argument(name, "a number in [0, 1)", beta.to_string());
             }
         }
+        let factors = [("lr", self.lr), ("weight_decay", self.weight_decay), ("grad_scale", self.grad_scale)];
+        for (name, factor) in factors {
+            if !factor.is_finite() {
+                return invalid_argument(name, "a finite number", factor.to_string());
+            }
+        }
+        if !(self.eps >= 0.0 && self.eps.is_finite()) {
+            return invalid_argument("eps", "a finite number of at least 0", self.eps.to_string());
+        }
         let exponent = t as f64;
         Ok(Rates {
             one_minus_beta1: (1.0 - self.beta1) as f32,
@@ -296,7 +305,7 @@ impl Options {
     /// The `rates` that [`step_controlled`] reads in step `t` (from 1).
     ///
     /// # Errors
-    /// `t` = 0; betas outside of [0, 1).
+    /// `t` = 0; betas outside of [0, 1); a negative eps; numbers that are not finite.
     pub fn rates_at_step(&self, t: u64) -> Result<[f64; 3]> {
         let Rates { step_size, inv_sqrt_bias_correction2, decay, .. } = self.rates("adamw_controlled", t)?;
         Ok([step_size, inv_sqrt_bias_correction2, decay].map(f64::from))

@@ -299,7 +299,7 @@ pub fn forward<T: FloatElement>(
 ///
 /// # Errors
 /// As [`forward`]; also out of memory for the partial sums, twice f32 [programs, d].
-pub fn backward<T: FloatElement, G: FloatElement>(
+pub fn backward<'g, T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
     w: Tensor<'_, T, 1>,
@@ -307,8 +307,8 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     rstd: Tensor<'_, f32, 1>,
     grad_y: Tensor<'_, T, 2>,
     mut grad_x: TensorMut<'_, T, 2>,
-    grad_w: TensorMut<'_, G, 1>,
-    grad_b: TensorMut<'_, G, 1>,
+    grad_w: impl Into<Option<TensorMut<'g, G, 1>>>,
+    grad_b: impl Into<Option<TensorMut<'g, G, 1>>>,
 ) -> Result<()> {
     const NAME: &str = "layer_norm_bwd";
     let [rows, d] = x.shape();
@@ -317,8 +317,12 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
-    expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
-    expect_shape(NAME, "grad_b", grad_b.shape(), [d])?;
+    let (grad_w, grad_b) = (grad_w.into(), grad_b.into());
+    for (name, grad) in [("grad_w", &grad_w), ("grad_b", &grad_b)] {
+        if let Some(grad) = grad {
+            expect_shape(NAME, name, grad.shape(), [d])?;
+        }
+    }
     let whole_rows = d <= MAX_SINGLE_TILE_D;
     let tiles = RowTiles::new(rows, d, if whole_rows { MAX_SINGLE_TILE_D } else { WIDE_BACKWARD_TILE });
     let row_loop = RowLoop::new(device, rows, tiles.d_tile, 1);
@@ -356,8 +360,12 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     } else {
         kernel.launch_with(device, &tiles.config(rows))?;
     }
-    column_sum::forward(device, Tensor::dense(partial_w.view(), [programs, d])?, grad_w)?;
-    column_sum::forward(device, Tensor::dense(partial_b.view(), [programs, d])?, grad_b)
+    for (partial, grad) in [(&partial_w, grad_w), (&partial_b, grad_b)] {
+        if let Some(grad) = grad {
+            column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad)?;
+        }
+    }
+    Ok(())
 }
 
 /// The reference in f64, on dense row-major slices.

@@ -301,18 +301,18 @@ pub fn forward<T: FloatElement>(
 }
 
 /// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows, d] of the result and the rstd [rows] of
-/// [`forward`].
+/// [`forward`]. grad_w may be `None::<TensorMut<f32, 1>>`: then its partial sums are not added up.
 ///
 /// # Errors
 /// As [`forward`]; also out of memory for the partial sums, f32 [programs, d].
-pub fn backward<T: FloatElement, G: FloatElement>(
+pub fn backward<'g, T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
     w: Tensor<'_, T, 1>,
     rstd: Tensor<'_, f32, 1>,
     grad_y: Tensor<'_, T, 2>,
     mut grad_x: TensorMut<'_, T, 2>,
-    grad_w: TensorMut<'_, G, 1>,
+    grad_w: impl Into<Option<TensorMut<'g, G, 1>>>,
 ) -> Result<()> {
     const NAME: &str = "rms_norm_bwd";
     let [rows, d] = x.shape();
@@ -320,7 +320,10 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
-    expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
+    let grad_w = grad_w.into();
+    if let Some(grad_w) = &grad_w {
+        expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
+    }
     let whole_rows = d <= MAX_SINGLE_TILE_D;
     let tiles = RowTiles::new(rows, d, if whole_rows { MAX_SINGLE_TILE_D } else { WIDE_BACKWARD_TILE });
     let row_loop = RowLoop::new(device, rows, tiles.d_tile, 1);
@@ -356,7 +359,10 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     } else {
         kernel.launch_with(device, &tiles.config(rows))?;
     }
-    column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w)
+    match grad_w {
+        Some(grad_w) => column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w),
+        None => Ok(()),
+    }
 }
 
 /// The reference in f64, on dense row-major slices.

@@ -4,15 +4,19 @@
 //! three inputs each into a *link*, a tensor of one element that carries no number but the dependency; the op itself; and
 //! one op per output. In the backward pass each part of the chain passes gradients to the next through [`Slots`], and
 //! gives candle a gradient for the link, so that candle visits the next part.
+//!
+//! A backward pass can fail between two parts, in another op. What its parts have passed on must not reach the next
+//! backward pass: the gradient of an output counts only while candle holds the gradient of the link that came with it,
+//! and candle drops all gradients of a pass that fails ([`Slots`]).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::ThreadId;
 
 use candle_core::{Device, Error, Result, Shape, Tensor};
 
 use crate::check::{bad_argument, same_device};
-use crate::graph::{AnyOutput, grad_enabled, record1_any, record2_any, record3_any};
+use crate::graph::{AnyOutput, grad_enabled, keep_alive, record1_any, record2_any, record3_any};
 use crate::memory::{Elem, OutputAlloc};
 
 /// A result of a forward pass: memory that kernels have written, and its shape.
@@ -36,6 +40,8 @@ pub struct Backward<'a, S> {
     pub outputs: &'a [Tensor],
     /// The gradient of each output, contiguous; zeros for an output that the loss does not depend on.
     pub grads: &'a [Tensor],
+    /// Whether each input is tracked: gradients of the others are dropped.
+    pub needs_grad: &'a [bool],
 }
 
 /// Runs kernels as one op of the autograd graph, with any number of inputs and outputs.
@@ -96,16 +102,20 @@ pub fn custom_op<S: Send + Sync + 'static>(
     if results.is_empty() {
         return Err(bad_argument(name, "outputs", "at least one", "none"));
     }
-    if !(grad_enabled() && inputs.iter().any(|x| x.track_op())) {
+    let needs_grad: Arc<[bool]> = inputs.iter().map(|x| x.track_op()).collect();
+    if !(grad_enabled() && needs_grad.contains(&true)) {
         return Ok(results.into_iter().map(|Output(result)| result.into_tensor()).collect());
     }
     let op = Arc::new(Op {
         name,
         inputs: inputs.iter().map(|x| x.detach()).collect(),
+        needs_grad: needs_grad.clone(),
         outputs: OnceLock::new(),
         output_grads: Slots::default(),
         input_grads: Slots::default(),
-        backward: Box::new(move |inputs, outputs, grads| backward(Backward { inputs, saved: &saved, outputs, grads })),
+        backward: Box::new(move |inputs, outputs, grads| {
+            backward(Backward { inputs, saved: &saved, outputs, grads, needs_grad: &needs_grad })
+        }),
     });
     if results.len() == 1 && inputs.len() <= 3 {
         return results.into_iter().map(|Output(result)| op.clone().alone(inputs, result)).collect();
@@ -130,6 +140,8 @@ struct Op {
     name: &'static str,
     /// Outside of the autograd graph.
     inputs: Vec<Tensor>,
+    /// Which inputs are tracked.
+    needs_grad: Arc<[bool]>,
     /// Outside of the autograd graph: they do not refer to the op, so no cycle keeps the graph alive.
     outputs: OnceLock<Vec<Tensor>>,
     output_grads: Slots,
@@ -168,37 +180,35 @@ impl Op {
     fn chain(self: Arc<Op>, inputs: &[&Tensor], results: Vec<Output>) -> Result<Vec<Tensor>> {
         let joined = self.join(inputs)?;
         let op = self.clone();
-        let hub = record1_any(self.name, &joined, link(joined.device())?, move |[joined], _, _| {
-            op.run_chain()?;
-            Ok([link_grad(joined)?])
-        })?;
+        let hub =
+            record1_any(self.name, &joined, link(joined.device())?, move |[joined], _, _| Ok([op.run_chain(joined)?]))?;
         let mut outputs = Vec::with_capacity(results.len());
         for (i, Output(result)) in results.into_iter().enumerate() {
             let op = self.clone();
             outputs.push(record1_any(self.name, &hub, result, move |[hub], _, grad| {
-                op.output_grads.put(i, grad.clone());
-                Ok([link_grad(hub)?])
+                let pass = Arc::new(());
+                op.output_grads.put([(i, grad.clone())], &pass);
+                Ok([Some(keep_alive(hub, link(hub.device())?, pass)?)])
             })?);
         }
         let _ = self.outputs.set(outputs.iter().map(Tensor::detach).collect());
         Ok(outputs)
     }
 
-    /// The backward pass of the hub: after that of all outputs in use, before that of the inputs.
-    fn run_chain(&self) -> Result<()> {
+    /// The backward pass of the hub: after that of all outputs in use, before that of the inputs. Returns the gradient
+    /// of the link of the inputs.
+    fn run_chain(&self, joined: &Tensor) -> Result<Option<Tensor>> {
         let outputs = self.outputs.get().map(Vec::as_slice).unwrap_or_default();
         let grad_of = |(i, y): (usize, &Tensor)| match self.output_grads.take(i) {
             Some(grad) => Ok(grad),
             None => y.zeros_like(),
         };
         let grads = outputs.iter().enumerate().map(grad_of).collect::<Result<Vec<_>>>()?;
-        for (i, gradient) in self.run(outputs, &grads)?.into_iter().enumerate() {
-            match gradient {
-                Some(gradient) => self.input_grads.put(i, gradient),
-                None => drop(self.input_grads.take(i)),
-            }
-        }
-        Ok(())
+        let gradients = self.run(outputs, &grads)?.into_iter().enumerate();
+        let needed = gradients.filter_map(|(i, gradient)| Some((i, gradient.filter(|_| self.needs_grad[i])?)));
+        let pass = Arc::new(());
+        self.input_grads.put(needed, &pass);
+        Ok(Some(keep_alive(joined, link(joined.device())?, pass)?))
     }
 
     /// A link that depends on all inputs.
@@ -238,14 +248,27 @@ fn join_up_to_three(
 
 /// Gradients on their way from one part of a chain to the next, by index, for each thread that runs backward.
 #[derive(Default)]
-struct Slots(Mutex<HashMap<(ThreadId, usize), Tensor>>);
+struct Slots(Mutex<HashMap<(ThreadId, usize), Slot>>);
+
+struct Slot {
+    gradient: Tensor,
+    /// Lives until candle visits the next part, or the backward pass fails.
+    pass: Weak<()>,
+}
 
 impl Slots {
-    fn put(&self, index: usize, gradient: Tensor) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((std::thread::current().id(), index), gradient);
+    /// Adds gradients of the backward pass that `pass` belongs to. Those of earlier passes, which failed, are dropped.
+    fn put(&self, gradients: impl IntoIterator<Item = (usize, Tensor)>, pass: &Arc<()>) {
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = std::thread::current().id();
+        slots.retain(|(thread, _), slot| *thread != here || slot.pass.strong_count() > 0);
+        slots.extend(
+            gradients.into_iter().map(|(i, gradient)| ((here, i), Slot { gradient, pass: Arc::downgrade(pass) })),
+        );
     }
 
     fn take(&self, index: usize) -> Option<Tensor> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(std::thread::current().id(), index))
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.remove(&(std::thread::current().id(), index)).map(|slot| slot.gradient)
     }
 }

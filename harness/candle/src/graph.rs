@@ -6,7 +6,7 @@
 //! parameters, and the same code serves every device.
 
 use std::cell::Cell;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor};
@@ -134,6 +134,15 @@ pub(crate) fn record3_any(
         return Ok(result.into_tensor());
     }
     a.apply_op3(b, c, Op::new(name, result, backward))
+}
+
+/// Turns memory into a tensor that keeps `value` alive: candle holds it as long as the tensor, or a sum that it is an
+/// operand of. `x` is tracked.
+pub(crate) fn keep_alive<V: Send + Sync + 'static>(x: &Tensor, memory: AnyOutput, value: Arc<V>) -> Result<Tensor> {
+    x.apply_op1(Op::new("keep_alive", memory, move |_: [&Tensor; 1], _: &Tensor, _: &Tensor| {
+        let _ = &value;
+        Ok([None])
+    }))
 }
 
 struct Op<B> {

@@ -38,55 +38,59 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &impl Weight, targets: &Tensor) 
     expect_dtype(OP, "targets", targets, DType::U32)?;
     expect_shape(OP, "targets", targets, outer)?;
     let (rows, targets, w) = (as_rows(x)?, targets.flatten_all()?, weight.value(x.dtype())?);
-    let tracked = grad_enabled() && (x.track_op() || weight.graph_input().track_op());
     let weight_use = WeightUse::begin(weight);
+    let tracked = [x.track_op(), weight_use.needs_grad(weight.graph_input())].map(|needed| needed && grad_enabled());
     for_float_type!(x.dtype(), OP, T => {
         let (losses, gradients) = forward::<T>(&rows, &w, &targets, tracked)?;
         let mean = OutputAlloc::<f32>::copy_of(&losses.mean_all()?)?;
         let count = targets.elem_count() as f64;
         record2(OP, [x, weight.graph_input()], mean, (), move |[x, input], _, grad| {
-            let Some((grad_x, grad_w)) = &gradients else { return Ok([None, None]) };
             let scale = (grad / count)?;
             let scaled = |gradient: &Tensor| gradient.to_dtype(DType::F32)?.broadcast_mul(&scale);
-            let grad_w = weight_use.deliver(input, || scaled(grad_w))?;
-            let grad_x = match x.track_op() {
-                true => Some(scaled(grad_x)?.to_dtype(x.dtype())?.reshape(x.shape())?),
-                false => None,
+            let [grad_x, grad_w] = &gradients;
+            let grad_w = match grad_w {
+                Some(grad_w) => weight_use.deliver(input, || scaled(grad_w))?,
+                None => None,
+            };
+            let grad_x = match grad_x {
+                Some(grad_x) => Some(scaled(grad_x)?.to_dtype(x.dtype())?.reshape(x.shape())?),
+                None => None,
             };
             Ok([grad_x, grad_w])
         })
     })
 }
 
-/// Returns the losses [rows], and with `tracked` the gradients of their sum: those of x [rows, k] in its dtype, those of
-/// W [vocabulary, k] in f32.
+/// Returns the losses [rows], and the gradients of their sum where the two of `tracked` say so: that of x [rows, k] in
+/// its dtype, that of W [vocabulary, k] in f32.
 fn forward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
     targets: &Tensor,
-    tracked: bool,
-) -> Result<(Tensor, Option<(Tensor, Tensor)>)> {
+    [tracked_x, tracked_w]: [bool; 2],
+) -> Result<(Tensor, [Option<Tensor>; 2])> {
     let ((rows, k), vocabulary) = (x.dims2()?, w.dim(0)?);
     let chunk = rows.div_ceil(vocabulary.div_ceil(k)).next_multiple_of(128);
     let (mut losses, mut grad_x) = (Vec::new(), Vec::new());
-    let grad_w = if tracked { Some(Tensor::zeros((vocabulary, k), DType::F32, x.device())?) } else { None };
+    let grad_w = if tracked_w { Some(Tensor::zeros((vocabulary, k), DType::F32, x.device())?) } else { None };
     for first in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - first);
         let (x, targets) = (x.narrow(0, first, count)?, targets.narrow(0, first, count)?);
         let logits = multiply(&x, &w.t()?)?;
         let (chunk_losses, lse) = loss::forward::<T>(&logits, &targets)?;
         losses.push(chunk_losses.into_tensor(count));
-        if let Some(grad_w) = &grad_w {
+        if tracked_x || tracked_w {
             let one = Tensor::ones(count, DType::F32, x.device())?;
             let grad_logits = loss::backward::<T>(&logits, &targets, &lse, &one, false)?;
             drop(logits);
-            grad_x.push(multiply(&grad_logits, w)?);
-            matmul_into(grad_w, &grad_logits.t()?, &x, true)?;
+            if tracked_x {
+                grad_x.push(multiply(&grad_logits, w)?);
+            }
+            if let Some(grad_w) = &grad_w {
+                matmul_into(grad_w, &grad_logits.t()?, &x, true)?;
+            }
         }
     }
-    let gradients = match grad_w {
-        Some(grad_w) => Some((Tensor::cat(&grad_x, 0)?, grad_w)),
-        None => None,
-    };
-    Ok((Tensor::cat(&losses, 0)?, gradients))
+    let grad_x = if tracked_x { Some(Tensor::cat(&grad_x, 0)?) } else { None };
+    Ok((Tensor::cat(&losses, 0)?, [grad_x, grad_w]))
 }

@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm over the last dimension, by Tilewright kernels.
 
 use candle_core::{Result, Tensor};
-use tilewright::kernels::{FloatElement, layer_norm as layer, rms_norm as rms};
+use tilewright::kernels::{FloatElement, TensorMut, layer_norm as layer, rms_norm as rms};
 use tilewright::trace::span;
 
 use crate::check::{bad_argument, same_device};
@@ -21,10 +21,15 @@ pub fn rms_norm(x: &Tensor, weight: &impl Weight, eps: f64) -> Result<Tensor> {
     for_float_type!(x.dtype(), "rms_norm", T => {
         let (y, rstd) = rms_forward::<T>(x, &w, eps)?;
         record2("rms_norm", [x, weight.graph_input()], y, x.shape(), move |[x, input], _, grad| {
-            let (grad_x, grad_w) = rms_backward::<T>(x, &w, &rstd, grad)?;
-            Ok([Some(grad_x), weight_use.deliver(input, || Ok(grad_w))?])
+            let (grad_x, grad_w) = rms_backward::<T>(x, &w, &rstd, grad, weight_use.needs_grad(input))?;
+            Ok([Some(grad_x), deliver(&weight_use, input, grad_w)?])
         })
     })
+}
+
+/// Delivers a gradient that was computed.
+fn deliver(weight_use: &WeightUse, input: &Tensor, gradient: Option<Tensor>) -> Result<Option<Tensor>> {
+    gradient.map_or(Ok(None), |gradient| weight_use.deliver(input, || Ok(gradient)))
 }
 
 /// Returns x as the kernels take it: rows with one stride between them, else a copy.
@@ -60,19 +65,20 @@ pub fn rms_forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> 
     Ok((y, rstd.into_tensor(rows)))
 }
 
-/// Returns (∂L/∂x in the shape of x, ∂L/∂w [d] in f32), given the rstd of [`rms_forward`].
+/// Returns (∂L/∂x in the shape of x, with `needs_grad_w` ∂L/∂w [d] in f32), given the rstd of [`rms_forward`].
 pub fn rms_backward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
     rstd: &Tensor,
     grad: &Tensor,
-) -> Result<(Tensor, Tensor)> {
+    needs_grad_w: bool,
+) -> Result<(Tensor, Option<Tensor>)> {
     let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let shape = x.shape();
     let (x, w, rstd, grad) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<f32>::new(rstd)?, Read::<T>::new(grad)?);
     let x_rows = x.rows()?;
     let [rows, d] = x_rows.shape();
-    let mut grad_w = OutputAlloc::<f32>::new(x.candle_device(), d)?;
+    let mut grad_w = weight_gradient(&x, d, needs_grad_w)?;
     rms::backward(
         x.device(),
         x_rows,
@@ -80,10 +86,19 @@ pub fn rms_backward<T: Elem + FloatElement>(
         rstd.strided()?,
         grad.rows()?,
         grad_x.dense([rows, d])?,
-        grad_w.dense([d])?,
+        dense(&mut grad_w)?,
     )
     .map_err(kernel_error)?;
-    Ok((grad_x.into_tensor(shape), grad_w.into_tensor(d)))
+    Ok((grad_x.into_tensor(shape), grad_w.map(|grad| grad.into_tensor(d))))
+}
+
+/// Allocates the gradient of a weight [d], if it is needed.
+fn weight_gradient<T: Elem>(x: &Read<'_, T>, d: usize, needed: bool) -> Result<Option<OutputAlloc<f32>>> {
+    if needed { OutputAlloc::new(x.candle_device(), d).map(Some) } else { Ok(None) }
+}
+
+fn dense(gradient: &mut Option<OutputAlloc<f32>>) -> Result<Option<TensorMut<'_, f32, 1>>> {
+    gradient.as_mut().map(|gradient| gradient.dense([gradient.len()])).transpose()
 }
 
 /// LayerNorm: y = (x − mean(x)) / √(var(x) + ε) · w + b over the last dimension of x, for w and b [d].
@@ -98,9 +113,9 @@ pub fn layer_norm(x: &Tensor, weight: &impl Weight, bias: &impl Weight, eps: f64
         let (y, stats) = layer_forward::<T>(x, &w, &b, eps)?;
         let inputs = [x, weight.graph_input(), bias.graph_input()];
         record3("layer_norm", inputs, y, x.shape(), move |[x, weight, bias], _, grad| {
-            let (grad_x, [grad_w, grad_b]) = layer_backward::<T>(x, &w, &stats, grad)?;
-            let grad_w = weight_use.deliver(weight, || Ok(grad_w))?;
-            Ok([Some(grad_x), grad_w, bias_use.deliver(bias, || Ok(grad_b))?])
+            let needs_grad = [weight_use.needs_grad(weight), bias_use.needs_grad(bias)];
+            let (grad_x, [grad_w, grad_b]) = layer_backward::<T>(x, &w, &stats, grad, needs_grad)?;
+            Ok([Some(grad_x), deliver(&weight_use, weight, grad_w)?, deliver(&bias_use, bias, grad_b)?])
         })
     })
 }
@@ -133,21 +148,22 @@ pub fn layer_forward<T: Elem + FloatElement>(
     Ok((y, [mean.into_tensor(rows), rstd.into_tensor(rows)]))
 }
 
-/// Returns (∂L/∂x in the shape of x, [∂L/∂w, ∂L/∂b], both [d] in f32), given the mean and rstd of [`layer_forward`].
+/// Returns (∂L/∂x in the shape of x, [∂L/∂w, ∂L/∂b], both [d] in f32 where `needs_grad` says so), given the mean and rstd
+/// of [`layer_forward`].
 pub fn layer_backward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
     [mean, rstd]: &[Tensor; 2],
     grad: &Tensor,
-) -> Result<(Tensor, [Tensor; 2])> {
+    needs_grad: [bool; 2],
+) -> Result<(Tensor, [Option<Tensor>; 2])> {
     let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let shape = x.shape();
     let (x, w, grad) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<T>::new(grad)?);
     let (mean, rstd) = (Read::<f32>::new(mean)?, Read::<f32>::new(rstd)?);
     let x_rows = x.rows()?;
     let [rows, d] = x_rows.shape();
-    let [mut grad_w, mut grad_b] =
-        [OutputAlloc::<f32>::new(x.candle_device(), d)?, OutputAlloc::new(x.candle_device(), d)?];
+    let [mut grad_w, mut grad_b] = [weight_gradient(&x, d, needs_grad[0])?, weight_gradient(&x, d, needs_grad[1])?];
     layer::backward(
         x.device(),
         x_rows,
@@ -156,9 +172,9 @@ pub fn layer_backward<T: Elem + FloatElement>(
         rstd.strided()?,
         grad.rows()?,
         grad_x.dense([rows, d])?,
-        grad_w.dense([d])?,
-        grad_b.dense([d])?,
+        dense(&mut grad_w)?,
+        dense(&mut grad_b)?,
     )
     .map_err(kernel_error)?;
-    Ok((grad_x.into_tensor(shape), [grad_w.into_tensor(d), grad_b.into_tensor(d)]))
+    Ok((grad_x.into_tensor(shape), [grad_w, grad_b].map(|grad| grad.map(|grad| grad.into_tensor(d)))))
 }

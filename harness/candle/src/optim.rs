@@ -52,7 +52,7 @@ impl FusedAdamW {
         let variables = variables.filter(|(_, var)| var.dtype().is_float());
         let params = variables.map(|(name, var)| Param::new(name, var)).collect::<Result<_>>()?;
         let optimizer = FusedAdamW { params, options, steps: 0 };
-        // Checks the betas.
+        // Checks the options.
         optimizer.kernel_options().rates_at_step(1).map_err(kernel_error)?;
         Ok(optimizer)
     }
@@ -145,7 +145,7 @@ impl Optimizer for FusedAdamW {
     /// The optimizer of the float variables among `vars`.
     ///
     /// # Errors
-    /// An f64 variable, a variable with strides, betas outside of [0, 1), out of memory.
+    /// An f64 variable, a variable with strides, betas outside of [0, 1), a negative eps, options that are not finite, out of memory.
     fn new(vars: Vec<Var>, options: ParamsAdamW) -> Result<FusedAdamW> {
         FusedAdamW::with_names(vars.into_iter().enumerate().map(|(i, var)| (i.to_string(), var)), options)
     }

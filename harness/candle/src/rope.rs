@@ -27,11 +27,14 @@ impl Rope {
     /// for pairs of adjacent elements.
     ///
     /// # Errors
-    /// An odd `d`.
+    /// An odd `d`; a base that is not a positive finite number.
     pub fn new(d: usize, base: f64, max_length: usize, device: &Device) -> Result<Rope> {
         if !d.is_multiple_of(2) {
             let message = format!("rope rotates pairs of elements: expected an even head dimension, found {d}");
             return Err(candle_core::Error::Msg(message));
+        }
+        if !(base > 0.0 && base.is_finite()) {
+            return Err(bad_argument("rope", "base", "a positive finite number", base));
         }
         Rope::from_frequencies(&frequencies(d, base), max_length, device)
     }
@@ -39,8 +42,13 @@ impl Rope {
     /// As [`Rope::new`], with given frequencies θᵢ, as scaled variants have, for heads of twice as many elements.
     ///
     /// # Errors
-    /// The device is out of memory.
+    /// A frequency that is not finite, or so large that the angles are not; out of memory.
     pub fn from_frequencies(frequencies: &[f64], max_length: usize, device: &Device) -> Result<Rope> {
+        let is_bad = |theta: &&f64| !(**theta * max_length.max(1) as f64).is_finite();
+        if let Some(theta) = frequencies.iter().find(is_bad) {
+            let expected = format!("numbers whose angles are finite at all positions below {max_length}");
+            return Err(bad_argument("rope", "frequencies", expected, theta));
+        }
         let d = 2 * frequencies.len();
         let frequencies = Tensor::from_slice(frequencies, d / 2, device)?;
         Ok(Rope { frequencies, d, pairs: Pairs::Adjacent, tables: None, max_length })

@@ -113,6 +113,11 @@ impl WeightUse {
         WeightUse(weight.begin_use())
     }
 
+    /// Whether the weight is trained, for its [`Weight::graph_input`].
+    pub fn needs_grad(&self, input: &Tensor) -> bool {
+        self.0.is_some() || input.track_op()
+    }
+
     /// Adds a gradient to the sink, or returns it as that of `input`, the weight's [`Weight::graph_input`]. Computes
     /// nothing for a weight that is not trained.
     pub fn deliver(&self, input: &Tensor, gradient: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {

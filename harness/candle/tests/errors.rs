@@ -106,6 +106,11 @@ fn wrong_attention_and_rope() {
     fails(ours::rope(&f32s(&[1, 2, 4, 6]), &rope, 0), &["8 elements", "6"]);
     fails(ours::rope(&f32s(&[2, 4, 8]), &rope, 0), &["rope", "[batch, heads, length, d]", "[2, 4, 8]"]);
     fails(Rope::new(5, 1e4, 16, &Device::Cpu), &["even", "5"]);
+    for base in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        fails(Rope::new(8, base, 16, &Device::Cpu), &["rope", "base", "positive", &base.to_string()]);
+    }
+    fails(Rope::from_frequencies(&[f64::NAN], 16, &Device::Cpu), &["frequencies", "NaN"]);
+    fails(Rope::from_frequencies(&[1.0, 1e308], 16, &Device::Cpu), &["frequencies", "16"]);
     let variables = VarMap::new();
     let config =
         AttentionConfig { d_model: 8, heads: 4, heads_kv: 3, head_dim: 2, options: AttentionOptions::new(true) };

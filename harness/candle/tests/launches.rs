@@ -50,6 +50,14 @@ fn every_op_launches_its_kernels() {
     assert_eq!(forward_and_backward(|| ours::rms_norm(&x, &w, 1e-5)), "1 rms_norm_fwd; 1 column_sum, 1 rms_norm_bwd");
     let layer_norm = forward_and_backward(|| ours::layer_norm(&x, &w, &b, 1e-5));
     assert_eq!(layer_norm, "1 layer_norm_fwd; 2 column_sum, 1 layer_norm_bwd");
+    // No sums for weights that are not trained.
+    let (w_fixed, b_fixed) = (w.as_detached_tensor(), b.as_detached_tensor());
+    let rms_norm = forward_and_backward(|| ours::rms_norm(&x, &w_fixed, 1e-5));
+    assert_eq!(rms_norm, "1 rms_norm_fwd; 1 rms_norm_bwd");
+    let layer_norm = forward_and_backward(|| ours::layer_norm(&x, &w, &b_fixed, 1e-5));
+    assert_eq!(layer_norm, "1 layer_norm_fwd; 1 column_sum, 1 layer_norm_bwd");
+    let layer_norm = forward_and_backward(|| ours::layer_norm(&x, &w_fixed, &b_fixed, 1e-5));
+    assert_eq!(layer_norm, "1 layer_norm_fwd; 1 layer_norm_bwd");
     assert_eq!(forward_and_backward(|| ours::silu(&x)), "1 silu_fwd; 1 silu_bwd");
     assert_eq!(forward_and_backward(|| ours::swiglu(&x)), "1 swiglu_fwd; 1 swiglu_bwd");
     assert_eq!(forward_and_backward(|| ours::swiglu_pair(&x, &x)), "1 swiglu_fwd; 1 swiglu_bwd");

@@ -120,10 +120,12 @@ impl NormWeights {
             )),
             (NormStats::Layer(stats), _) => {
                 let grad = cast_to::<T, f32>(grad)?.into_tensor(grad.shape());
-                let (grad_x, [grad_w, grad_b]) = layer_backward::<f32>(x, &w, stats, &grad)?;
-                pass.add(&self.weight, &grad_w)?;
-                if let Some(bias) = &self.bias {
-                    pass.add(bias, &grad_b)?;
+                let needs_grad = [true, self.bias.is_some()];
+                let (grad_x, gradients) = layer_backward::<f32>(x, &w, stats, &grad, needs_grad)?;
+                for (param, gradient) in [Some(&self.weight), self.bias.as_ref()].into_iter().zip(gradients) {
+                    if let (Some(param), Some(gradient)) = (param, gradient) {
+                        pass.add(param, &gradient)?;
+                    }
                 }
                 let f32 = match residual_grad {
                     None => grad_x,

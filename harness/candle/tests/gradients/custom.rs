@@ -1,8 +1,9 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use tilewright_candle::custom::{Output, custom_op};
+use tilewright_candle::graph::record1;
 use tilewright_candle::memory::OutputAlloc;
 
 use crate::check::{assert_close, random};
@@ -114,6 +115,77 @@ fn backward_on_many_threads() {
         }
     });
     assert_eq!(*wrong.lock().unwrap(), 0);
+}
+
+/// x·1, whose backward fails while `failing` is set.
+fn fallible(x: &Tensor, failing: &Arc<AtomicBool>) -> Tensor {
+    let failing = failing.clone();
+    let backward = move |[_]: [&Tensor; 1], _: &Tensor, grad: &Tensor| match failing.load(Ordering::Relaxed) {
+        true => candle_core::bail!("this pass fails"),
+        false => Ok([Some(grad.clone())]),
+    };
+    record1("fallible", x, OutputAlloc::<f32>::copy_of(x).unwrap(), x.shape(), backward).unwrap()
+}
+
+/// A backward pass that fails after a part of a chain ran leaves nothing to the next one.
+#[test]
+fn passes_after_one_that_failed() {
+    let failing = Arc::new(AtomicBool::new(false));
+    // Between the outputs and the op: one of the orders visits output 1 before the failure.
+    for order in [[0, 1], [1, 0]] {
+        let (vars, runs) = (vars(4), Arc::new(AtomicUsize::new(0)));
+        let found = squares(&vars.iter().map(|v| v.as_tensor()).collect::<Vec<_>>(), 2, &runs).unwrap();
+        let summands = [fallible(&found[0], &failing), found[1].clone()];
+        let both = (&summands[order[0]] + &summands[order[1]]).unwrap().sum_all().unwrap();
+        failing.store(true, Ordering::Relaxed);
+        assert!(both.backward().unwrap_err().to_string().contains("this pass fails"));
+        assert_eq!(runs.load(Ordering::Relaxed), 0);
+        failing.store(false, Ordering::Relaxed);
+        for (loss, factor) in [(found[0].sum_all().unwrap(), 2.0), (both, 6.0)] {
+            let grads = loss.backward().unwrap();
+            for var in &vars {
+                let expected = (var.as_tensor() * factor).unwrap();
+                assert_close("after a failure", grads.get(var).unwrap(), &expected, 1e-6);
+            }
+        }
+    }
+    // Between the op and its inputs, of which the second pass needs fewer gradients.
+    let vars = vars(5);
+    let first = fallible(&vars[0], &failing);
+    let inputs: Vec<&Tensor> = std::iter::once(&first).chain(vars[1..].iter().map(|v| v.as_tensor())).collect();
+    let passes = AtomicUsize::new(0);
+    let y = custom_op(
+        "fewer",
+        &inputs,
+        |x| Ok((vec![output(x[0])?], ())),
+        move |pass| {
+            let needed = if passes.fetch_add(1, Ordering::Relaxed) == 0 { 5 } else { 1 };
+            Ok((0..5).map(|i| (i < needed).then(|| pass.grads[0].clone())).collect())
+        },
+    )
+    .unwrap();
+    let loss = y[0].sum_all().unwrap();
+    failing.store(true, Ordering::Relaxed);
+    loss.backward().unwrap_err();
+    failing.store(false, Ordering::Relaxed);
+    let grads = loss.backward().unwrap();
+    assert_close("fewer", grads.get(&vars[0]).unwrap(), &vars[0].ones_like().unwrap(), 1e-6);
+    assert!(vars[1..].iter().all(|var| grads.get(var).is_none()));
+}
+
+#[test]
+fn closures_know_which_gradients_are_needed() {
+    let vars = vars(2);
+    let fixed = vars[1].as_detached_tensor();
+    for count in [2, 7] {
+        let inputs: Vec<&Tensor> = (0..count).map(|i| if i == 0 { vars[0].as_tensor() } else { &fixed }).collect();
+        let forward = |x: &[&Tensor]| Ok((vec![output(x[0])?], ()));
+        let y = custom_op("first", &inputs, forward, |pass| {
+            Ok(pass.needs_grad.iter().map(|needed| needed.then(|| pass.grads[0].clone())).collect())
+        });
+        let grads = y.unwrap()[0].sum_all().unwrap().backward().unwrap();
+        assert_close("first", grads.get(&vars[0]).unwrap(), &fixed.ones_like().unwrap(), 1e-6);
+    }
 }
 
 #[test]

@@ -49,6 +49,21 @@ fn linear_cross_entropy() {
     }
 }
 
+/// The gradient of one input is that of both, where only one is tracked.
+#[test]
+fn linear_cross_entropy_of_one_variable() {
+    let [x, w] = [random(&[150, 8], DType::F32, 1), random(&[40, 8], DType::F32, 2)]
+        .map(|x| Var::from_tensor(&x.to_dtype(DType::F32).unwrap()).unwrap());
+    let (x_fixed, w_fixed) = (x.as_detached_tensor(), w.as_detached_tensor());
+    let targets = Tensor::from_iter((0..150).map(|i| i * 7 % 40), &Device::Cpu).unwrap().to_dtype(DType::U32).unwrap();
+    let gradients = |x: &Tensor, w: &Tensor| ours::linear_cross_entropy(x, w, &targets).unwrap().backward().unwrap();
+    let both = gradients(&x, &w);
+    let (of_x, of_w) = (gradients(&x, &w_fixed), gradients(&x_fixed, &w));
+    assert_close("x", of_x.get(&x).unwrap(), both.get(&x).unwrap(), 1e-7);
+    assert_close("w", of_w.get(&w).unwrap(), both.get(&w).unwrap(), 1e-7);
+    assert!(of_x.get(&w_fixed).is_none() && of_w.get(&x_fixed).is_none());
+}
+
 /// A loss that is scaled by 2¹⁶, as loss scaling does, keeps gradients of f16 that would round to zero.
 #[test]
 fn gradients_of_scaled_losses() {

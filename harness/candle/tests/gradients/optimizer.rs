@@ -101,6 +101,14 @@ fn mistakes() {
     let wrong = ParamsAdamW { beta1: 1.0, ..options() };
     let message = FusedAdamW::new(vec![var(DType::F32)], wrong).unwrap_err().to_string();
     assert!(message.contains("beta1"), "{message}");
+    for wrong in [
+        ParamsAdamW { lr: f64::NAN, ..options() },
+        ParamsAdamW { weight_decay: f64::INFINITY, ..options() },
+        ParamsAdamW { eps: -1.0, ..options() },
+    ] {
+        let message = FusedAdamW::new(vec![], wrong).unwrap_err().to_string();
+        assert!(["lr", "weight_decay", "eps"].iter().any(|name| message.contains(name)), "{message}");
+    }
     // Integers are not trained.
     assert_eq!(FusedAdamW::new(vec![var(DType::U32)], options()).unwrap().names().count(), 0);
 }
