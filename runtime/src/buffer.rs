@@ -167,6 +167,13 @@ impl<T: Element> Clone for View<'_, T> {
 impl<T: Element> Copy for View<'_, T> {}
 
 impl<'a, T: Element> View<'a, T> {
+    /// No elements, for arguments that a kernel does not read.
+    pub fn empty(device: &'a Device) -> View<'a, T> {
+        // An aligned address, as of memory that is allocated: kernels are specialized for it.
+        const ALIGNED: u64 = 256;
+        View { device, address: ALIGNED, len: 0, elements: PhantomData }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len

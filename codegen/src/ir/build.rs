@@ -364,7 +364,7 @@ impl<'f> Builder<'f> {
         inner.op(Op::Yield, &next, &[]);
         let mut operands = vec![lower, upper, step];
         operands.extend(init);
-        let op = Op::For { num_stages: None, unroll: None, warp_specialize: None, overlap: None };
+        let op = Op::For { num_stages: None, unroll: None, warp_specialize: None, overlap: None, split: None };
         let id = self.op_with_regions(op, &operands, &types, &[region]);
         self.func.op(id).results.clone()
     }

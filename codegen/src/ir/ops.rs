@@ -368,7 +368,7 @@ op_table! {
 
     /// Counted loop. Operands: lower bound, upper bound, step (one integer type, step > 0), initial values. Region:
     /// index and carried values → carried values. Results: the carried values after the last iteration.
-    For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool>, overlap: Option<bool> } = "for" (3..any) -> any, Regions, Tile;
+    For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool>, overlap: Option<bool>, split: Option<bool> } = "for" (3..any) -> any, Regions, Tile;
     /// Two regions without parameters, which yield the results. Operand: scalar bool.
     If = "if" (1..1) -> any, Regions, Tile;
     /// Regions *before* (carried → `condition`) and *after* (values forwarded by `condition` → carried). Operands:

@@ -23,6 +23,7 @@ pub struct Range<T: Int> {
     unroll: Option<u32>,
     warp_specialize: Option<bool>,
     overlap: Option<bool>,
+    split: Option<bool>,
 }
 
 /// A loop bound: an i32 or i64 scalar (also as a rank-0 tile), or a Rust integer, which becomes an i32 scalar (`i64`:
@@ -98,6 +99,11 @@ impl Hint<bool> for bool {
         Some(self)
     }
 }
+impl Hint<bool> for Option<bool> {
+    fn hint(self) -> Option<bool> {
+        self
+    }
+}
 macro_rules! count_hints {
     ($($ty:ty),*) => { $(
         impl Hint<u32> for $ty {
@@ -118,6 +124,7 @@ type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide a
 /// - `unroll`: unroll factor.
 /// - `warp_specialize`: whether dedicated producer warps do the loads.
 /// - `overlap`: whether the dots of one iteration overlap the arithmetic of the next.
+/// - `split`: whether a loop with dots is split where the outcome of a mask becomes known.
 ///
 /// The compiler chooses each hint that is not given.
 #[track_caller]
@@ -129,6 +136,7 @@ pub fn range<A, B, C>(
     unroll: impl Hint<u32>,
     warp_specialize: impl Hint<bool>,
     overlap: impl Hint<bool>,
+    split: impl Hint<bool>,
 ) -> Range<Wide3<A, B, C>>
 where
     A: Bound,
@@ -155,6 +163,7 @@ where
         unroll: unroll.hint(),
         warp_specialize: warp_specialize.hint(),
         overlap: overlap.hint(),
+        split: split.hint(),
     }
 }
 
@@ -227,8 +236,8 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     let (end, step) = (range.end.value(), range.step.value());
     let mut operands = vec![range.start.value(), clamped_end(end, step), step];
     operands.extend(&init);
-    let Range { num_stages, unroll, warp_specialize, overlap, .. } = range;
-    let op = Op::For { num_stages, unroll, warp_specialize, overlap };
+    let Range { num_stages, unroll, warp_specialize, overlap, split, .. } = range;
+    let op = Op::For { num_stages, unroll, warp_specialize, overlap, split };
     let values = emit(|b| {
         let id = b.op_with_regions(op, &operands, &carried, &[block]);
         b.func.op(id).results.clone()

@@ -8,6 +8,7 @@ use crate::diag::Diagnostic;
 pub use crate::ir::DType;
 use crate::ir::{Arg, Elem, Func, Loc, Precision, Stage, Type};
 use crate::verify::{Rule, verify};
+use std::any::Any;
 use std::fmt;
 
 /// A kernel as parsed by `#[kernel]`. One static per kernel.
@@ -118,6 +119,35 @@ pub enum ConstValue {
     Bool(bool),
     /// A variant of an enum, by name.
     Variant(String),
+    /// An item of the program, such as a struct of functions that the kernel calls while it is traced.
+    Item(ConstItem),
+}
+
+/// A static item with its name, which stands for it in messages and manifests.
+#[derive(Clone, Copy)]
+pub struct ConstItem {
+    pub name: &'static str,
+    pub item: &'static (dyn Any + Send + Sync),
+}
+
+impl ConstItem {
+    /// The item, if it is of type `T`.
+    pub fn downcast<T: Any>(&self) -> Option<&'static T> {
+        self.item.downcast_ref()
+    }
+}
+
+/// The same item.
+impl PartialEq for ConstItem {
+    fn eq(&self, other: &ConstItem) -> bool {
+        std::ptr::addr_eq(self.item, other.item)
+    }
+}
+
+impl fmt::Debug for ConstItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 impl ConstValue {
@@ -142,6 +172,7 @@ impl fmt::Display for ConstValue {
             ConstValue::Float(x) => write!(f, "{x:?}"),
             ConstValue::Bool(b) => write!(f, "{b}"),
             ConstValue::Variant(w) => f.write_str(w),
+            ConstValue::Item(item) => f.write_str(item.name),
         }
     }
 }

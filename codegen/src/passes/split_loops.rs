@@ -11,7 +11,7 @@
 //! the mask.
 //! Does not: split a loop without a dot directly in its body: masks delay dots, but loops without one are memory-bound,
 //! and the code would only grow. Nor split a loop twice, nor follow comparisons of values other than `factor ·
-//! index + scalars + arange`, nor remove dead ops (`dce` does).
+//! index + scalars + arange`, nor loops with `split = false`, nor remove dead ops (`dce` does).
 
 mod affine;
 mod bound;
@@ -57,7 +57,7 @@ struct Plan {
 }
 
 fn plan(func: &Func, id: OpId) -> Option<Plan> {
-    if !matches!(func.op(id).op, Op::For { .. }) {
+    if !matches!(func.op(id).op, Op::For { split: None | Some(true), .. }) {
         return None;
     }
     let ops = &func.block(func.op(id).regions[0]).ops;

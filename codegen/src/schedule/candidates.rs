@@ -26,7 +26,7 @@ pub struct Candidate {
     pub buffer: Type,
     /// The elements that one `cp.async` copies.
     pub vector: usize,
-    /// The address depends on a value that the loop loads.
+    /// The address depends on a tile that the loop loads: producers load scalars only.
     pub indirect: bool,
     /// The number of buffers of the ring; 0 until it is chosen.
     pub depth: u32,
@@ -190,7 +190,8 @@ impl Search {
         // `cp.async` copies 4, 8 or 16 bytes.
         let vector = vector.min(16 / elem.bytes());
         let ahead = ahead_ops(func, self.region, data.operands.iter().copied().take(2));
-        let indirect = ahead.iter().any(|&id| matches!(func.op(id).op, Op::Load { .. }));
+        let loads_tile = |&id: &OpId| matches!(func.op(id).op, Op::Load { .. }) && func.ty(func.result(id)).is_tensor();
+        let indirect = ahead.iter().any(loads_tile);
         let in_registers = users > 0;
         Ok(Candidate { load, alloc, in_registers, buffer, vector, indirect, depth: 0, tma: false })
     }

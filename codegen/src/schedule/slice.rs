@@ -1,6 +1,7 @@
 //! The slice of the kernel that the producer runs: the addresses of its loads, and the control flow around them.
 
 use super::partitions::Plan;
+use crate::analysis::memory_effects;
 use crate::ir::{Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -8,25 +9,29 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 pub struct Slice {
     /// Loads that the producer issues.
     pub loads: HashSet<OpId>,
-    /// Pure ops to clone.
+    /// Ops to clone: pure ones, and loads of scalars from memory that the kernel does not write.
     pub ops: HashSet<OpId>,
     /// Loops and branches to clone.
     pub control: HashSet<OpId>,
     /// For the ops of `control`, the indices of the carried values or results to keep.
     pub carried: HashMap<OpId, BTreeSet<usize>>,
+    /// Pointers and views that the kernel writes through.
+    written: HashSet<Value>,
 }
 
 impl Slice {
     /// The slice for the loads of a plan.
     ///
     /// # Errors
-    /// The op that the producer cannot run: one that reads memory, computes a tile, or is a `while`.
+    /// The op that the producer cannot run: one that computes a tile, reads memory that the kernel writes, or is a
+    /// `while`.
     pub fn new(func: &Func, plan: &Plan) -> Result<Slice, String> {
         let mut slice = Slice {
             loads: plan.loops.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),
             ops: HashSet::new(),
             control: HashSet::new(),
             carried: HashMap::new(),
+            written: memory_effects::written_pointers(func),
         };
         let mut loads: Vec<OpId> = slice.loads.iter().copied().collect();
         loads.sort();
@@ -74,7 +79,7 @@ impl Slice {
                     self.keep(func, id)?;
                     self.carry(func, id, i)
                 }
-                _ => self.pure(func, id),
+                _ => self.scalar(func, id),
             },
         }
     }
@@ -94,10 +99,19 @@ impl Slice {
         })
     }
 
-    fn pure(&mut self, func: &Func, id: OpId) -> Result<(), String> {
+    /// Whether both partitions can run the op, with the same results.
+    fn is_repeatable(&self, func: &Func, id: OpId) -> bool {
+        let data = func.op(id);
+        match data.op {
+            Op::Load { .. } => self.written.is_disjoint(&memory_effects::underlying_pointers(func, data.operands[0])),
+            _ => data.op.effects() == Effects::Pure,
+        }
+    }
+
+    fn scalar(&mut self, func: &Func, id: OpId) -> Result<(), String> {
         let data = func.op(id);
         let scalar = data.results.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::View { .. }));
-        if !scalar || data.op.effects() != Effects::Pure || !data.regions.is_empty() {
+        if !scalar || !self.is_repeatable(func, id) || !data.regions.is_empty() {
             return Err(describe(func, id));
         }
         if !self.ops.insert(id) {

@@ -470,7 +470,7 @@ impl Gen {
         let stages = self.rng.one_in(4).then(|| self.rng.range(1, 4) as u32);
         let unroll_hint = self.rng.one_in(6).then(|| self.rng.range(1, 4) as u32);
         if let Some(id) = b.func.def_op(results[0])
-            && let Op::For { num_stages, unroll, warp_specialize, overlap } = b.func.op_mut(id)
+            && let Op::For { num_stages, unroll, warp_specialize, overlap, .. } = b.func.op_mut(id)
         {
             (*num_stages, *unroll, *warp_specialize, *overlap) = (stages, unroll_hint, specialize, overlap_hint);
         }

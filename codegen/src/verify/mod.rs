@@ -271,7 +271,9 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Reduce { axis } => dot_and_reduce::reduce(cx, *axis),
         Op::Scan { axis, reverse: _ } => dot_and_reduce::scan(cx, *axis),
 
-        Op::For { num_stages, unroll, warp_specialize: _, overlap: _ } => control::for_loop(cx, *num_stages, *unroll),
+        Op::For { num_stages, unroll, warp_specialize: _, overlap: _, split: _ } => {
+            control::for_loop(cx, *num_stages, *unroll)
+        }
         Op::If => control::if_else(cx),
         Op::While => control::while_loop(cx),
         // Checked with the op that owns the region.

@@ -27,7 +27,7 @@ const MAX_ARENA_BYTES: u64 = 4 << 20;
 pub(super) fn elements_per_warp(config: &Config) -> u64 {
     let extents = config.constants.iter().filter_map(|(_, value)| match value {
         ConstValue::Int(n) => u64::try_from(*n).ok().filter(|&n| n > 0),
-        ConstValue::Float(_) | ConstValue::Bool(_) | ConstValue::Variant(_) => None,
+        ConstValue::Float(_) | ConstValue::Bool(_) | ConstValue::Variant(_) | ConstValue::Item(_) => None,
     });
     extents.fold(1, u64::saturating_mul) / u64::from(config.num_warps.max(1))
 }

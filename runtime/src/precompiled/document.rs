@@ -162,5 +162,6 @@ fn json(value: &ConstValue) -> serde_json::Value {
         ConstValue::Float(x) => (*x).into(),
         ConstValue::Bool(b) => (*b).into(),
         ConstValue::Variant(word) => word.clone().into(),
+        ConstValue::Item(item) => item.name.into(),
     }
 }
