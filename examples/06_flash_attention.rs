@@ -82,6 +82,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     #[rustfmt::skip]
     let mut problem = attention::reference::Problem {
         batch: 1, heads_q: heads, heads_kv: heads, n_q, n_k, d, causal: false, scale: f64::from(scale),
+        modifiers: Default::default(),
     };
     let (want, _) = attention::reference::forward(&problem, &wide[0], &wide[1], &wide[2]);
 

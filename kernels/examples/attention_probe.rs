@@ -4,7 +4,7 @@
 //! - `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! - `attention_probe DIR key=value…` writes one variant: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`,
 //!   `causal`, `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the
-//!   tiles), `one_pass`, `ws` (warp specialization), `pingpong`, `overlap` (true or false), `tma`, `arch`.
+//!   tiles), `one_pass`, `mask`, `score` (names of modifiers), `ws` (warp specialization), `pingpong`, `overlap` (true or false), `tma`, `arch`.
 //!
 //! With `emit=layout` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM IR.
 
@@ -113,6 +113,8 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
     let causal: bool = parsed(given, "causal", true)?;
     let even: bool = parsed(given, "even", true)?;
     let precision = given.get("precision").map_or(if dtype == DType::F32 { "tf32x3" } else { "ieee" }, String::as_str);
+    let named = |key: &str, default: &'static str| given.get(key).cloned().unwrap_or(default.to_string());
+    let (mask, score) = (named("mask", "dense"), named("score", "plain"));
     let int = |n: usize| ConstValue::Int(n as i64);
     let all = [
         ("d", int(d)),
@@ -125,6 +127,8 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
         ("even_queries", ConstValue::Bool(even)),
         ("one_pass", ConstValue::Bool(parsed(given, "one_pass", false)?)),
         ("precision", ConstValue::Variant(precision.to_string())),
+        ("mask", ConstValue::Variant(mask.to_string())),
+        ("score", ConstValue::Variant(score.to_string())),
     ];
     let flag = |key: &str| -> Result<Option<bool>> {
         given.get(key).map(|text| text.parse().map_err(|e| format!("{key}: {e}").into())).transpose()
@@ -134,7 +138,7 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
     let schedule = Schedule { warp_specialize, pingpong, overlap, tma, ..Schedule::default() };
     let has = |name: &str| def.params.iter().any(|p| p.name == name);
     let name = format!(
-        "{name}_{dtype}_d{d}{}{}_q{}k{}w{}s{}",
+        "{name}_{dtype}_d{d}_{mask}_{score}{}{}_q{}k{}w{}s{}",
         if causal { "_causal" } else { "" },
         match (warp_specialize, pingpong) {
             (Some(true), Some(true)) => "_pingpong",

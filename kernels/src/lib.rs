@@ -76,6 +76,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &column_sum::COLUMN_SUM,
     &cross_entropy::CROSS_ENTROPY_BWD,
     &cross_entropy::CROSS_ENTROPY_FWD,
+    &attention::documents::DOCUMENT_RANGES_OF_SIDE,
     &embedding::EMBEDDING_BWD,
     &attention::backward::FLASH_ATTENTION_BWD_DKDV,
     &attention::backward::FLASH_ATTENTION_BWD_DQ,

@@ -5,7 +5,7 @@ use crate::numerics::{HostTensor, Random, relative_error, tolerance};
 use half::{bf16, f16};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::FloatElement;
-use tilewright::kernels::attention::reference::{self, Gradients, Problem};
+use tilewright::kernels::attention::reference::{self, Gradients, ModifierTensors, Modifiers, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::prelude::{Buffer, Device};
 
@@ -63,8 +63,23 @@ impl Case {
     /// One batch entry and one head, not causal, dense bf16.
     pub fn new(n_q: usize, n_k: usize, d: usize) -> Case {
         let scale = 1.0 / (d as f64).sqrt();
-        let problem = Problem { batch: 1, heads_q: 1, heads_kv: 1, n_q, n_k, d, causal: false, scale };
+        let problem = Problem {
+            batch: 1,
+            heads_q: 1,
+            heads_kv: 1,
+            n_q,
+            n_k,
+            d,
+            causal: false,
+            scale,
+            modifiers: Modifiers::default(),
+        };
         Case { problem, dtype: DType::BF16, layout: Layout::Dense, tolerance: None }
+    }
+
+    pub fn modifiers(mut self, modifiers: Modifiers) -> Case {
+        self.problem.modifiers = modifiers;
+        self
     }
 
     pub fn causal(mut self) -> Case {
@@ -205,7 +220,10 @@ fn output<'a, T: FloatElement>(buffer: &'a mut Buffer<T>, like: &HostTensor) -> 
 }
 
 fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) {
-    let options = Options { causal: case.problem.causal, scale: Some(case.problem.scale as f32), ..options.clone() };
+    let tensors = ModifierTensors::new(device, &case.problem).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+    let (mask, score) = (tensors.mask(), tensors.score());
+    let (causal, scale) = (case.problem.causal, Some(case.problem.scale as f32));
+    let options = Options { causal, scale, mask, score, ..options.clone() };
     let inputs = case.inputs();
     let expected = case.expected(&inputs);
     let Inputs { q, k, v, d_o } = &inputs;

@@ -94,6 +94,8 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         || is(&cross_entropy::CROSS_ENTROPY_BWD)
     {
         (rows(2, 1024), options(4, 3))
+    } else if is(&attention::documents::DOCUMENT_RANGES_OF_SIDE) {
+        (consts! { rows = true, causal = true }.to_vec(), options(4, 1))
     } else if is(&embedding::EMBEDDING_BWD) {
         (consts! { ids_tile = 512usize, d_tile = 512usize }.to_vec(), options(1, 3))
     } else if is(&rope::ROPE_AT) || is(&rope::ROPE_FROM) {

@@ -5,6 +5,8 @@
 
 #[path = "../../examples/10_argmax_topk.rs"]
 mod argmax_topk;
+#[path = "../../examples/12_attention_modifiers.rs"]
+mod attention_modifiers;
 #[path = "../../examples/04_dropout.rs"]
 mod dropout;
 #[path = "../../examples/06_flash_attention.rs"]
@@ -33,7 +35,7 @@ use tilewright::prelude::Device;
 pub type Run = fn(&Device) -> Result<(), Box<dyn std::error::Error>>;
 
 /// Every example, by the name of its file.
-pub const EXAMPLES: [(&str, Run); 11] = [
+pub const EXAMPLES: [(&str, Run); 12] = [
     ("01_vector_add", vector_add::run),
     ("02_fused_softmax", fused_softmax::run),
     ("03_matmul", matmul::run),
@@ -45,6 +47,7 @@ pub const EXAMPLES: [(&str, Run); 11] = [
     ("09_persistent_matmul", persistent_matmul::run),
     ("10_argmax_topk", argmax_topk::run),
     ("11_histogram", histogram::run),
+    ("12_attention_modifiers", attention_modifiers::run),
 ];
 
 /// A kernel of an example, with the element types and constants that the example uses.

@@ -12,6 +12,7 @@ use std::time::Instant;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::DQ_SUM_ROWS;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::kernels::attention::modifiers::{DENSE, DOCUMENTS, MaskMod};
 use tilewright::kernels::layer_norm::LAYER_NORM_BWD;
 use tilewright::kernels::matmul::MATMUL;
 use tilewright::kernels::softmax::SOFTMAX_WIDE_ROWS;
@@ -171,18 +172,34 @@ fn attention_output(rows: usize) -> HostTensor {
     HostTensor::poisoned(DType::BF16, &[1, 1, rows, D], &[rows * D, rows * D, D, 1])
 }
 
-/// Lists the arguments: tensors, the strides of those with four dimensions, the lengths, and the scale.
+/// Lists the arguments: tensors, the strides of those with four dimensions, the lengths, the scale, and the numbers of
+/// the modifiers.
 fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Arg> {
     let strides = |arg: &Arg| match arg {
         Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
         _ => Vec::new(),
     };
     let strides: Vec<Arg> = tensors.iter().flat_map(strides).map(|n| Arg::Int(n as i64)).collect();
-    let numbers = [Arg::Int(queries as i64), Arg::Int(keys as i64), Arg::Float(1.0 / (D as f32).sqrt())];
+    let lengths = [Arg::Int(queries as i64), Arg::Int(keys as i64)];
+    let numbers = lengths.into_iter().chain([Arg::Float(1.0 / (D as f32).sqrt()), Arg::Int(0), Arg::Float(0.0)]);
     tensors.into_iter().chain(strides).chain(numbers).collect()
 }
 
 fn forward(name: &'static str, arch: GpuArch, q_tile: usize, options: &CompileOptions) -> Case {
+    forward_of(name, arch, q_tile, &[], options)
+}
+
+/// Packed sequences: two loops over masked tiles, and one over full ones, whose trip counts come from memory.
+fn forward_packed(name: &'static str, options: &CompileOptions) -> Case {
+    let (queries, keys) = (64, 304);
+    let first = (0..queries).map(|row| if row < 30 { 10 } else { 50 });
+    let end = (0..queries).map(|row| if row < 30 { 250 } else { 260 + row / 2 });
+    // The kernel does not read the ranges of rows.
+    let ranges: Vec<usize> = first.chain(end).chain(std::iter::repeat_n(0, 2 * keys)).collect();
+    forward_of(name, GpuArch::Sm90a, queries, &ranges, options)
+}
+
+fn forward_of(name: &'static str, arch: GpuArch, q_tile: usize, ranges: &[usize], options: &CompileOptions) -> Case {
     let (queries, keys) = (q_tile, 304);
     let random = &mut Random::new(3);
     let tensors = vec![
@@ -191,9 +208,12 @@ fn forward(name: &'static str, arch: GpuArch, q_tile: usize, options: &CompileOp
         Arg::In(attention_tensor(keys, random)),
         Arg::Out(attention_output(queries)),
         Arg::Out(HostTensor::poisoned(DType::F32, &[queries], &[1])),
+        Arg::In(HostTensor::indices(ranges)),
+        Arg::In(HostTensor::indices(&[])),
     ];
     let args = attention_arguments(tensors, queries, keys);
-    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize };
+    let mask = MaskMod(if ranges.is_empty() { &DENSE } else { &DOCUMENTS });
+    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize, mask = mask };
     Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
 }
 
@@ -208,6 +228,8 @@ fn backward_inputs(queries: usize, keys: usize) -> Vec<Arg> {
         Arg::In(attention_tensor(queries, random)),
         Arg::In(row(random)),
         Arg::In(row(random)),
+        Arg::In(HostTensor::indices(&[])),
+        Arg::In(HostTensor::indices(&[])),
     ]
 }
 
@@ -271,6 +293,7 @@ fn cases() -> Vec<Case> {
         forward("forward cp.async", sm90, 64, &options(4, 2, with_cp_async())),
         forward("forward TMA", sm90, 64, &options(4, 2, with_tma())),
         forward("forward specialized", sm90, 64, &options(4, 2, specialized(false))),
+        forward_packed("packed forward specialized", &options(4, 2, specialized(false))),
         forward("forward ping-pong", sm90, 128, &options(8, 1, specialized(true))),
         dkdv("dK/dV cp.async", sm90, false, &options(4, 2, with_cp_async())),
         dkdv("dK/dV specialized", sm90, false, &options(4, 2, specialized(false))),

@@ -151,7 +151,17 @@ impl Arguments {
         }
         let scale = f64::from(1.0 / (d as f32).sqrt());
         let (batch, causal) = (self.batch, !self.non_causal);
-        let problem = Problem { batch, heads_q: heads, heads_kv: heads, n_q: n, n_k: n, d, causal, scale };
+        let problem = Problem {
+            batch,
+            heads_q: heads,
+            heads_kv: heads,
+            n_q: n,
+            n_k: n,
+            d,
+            causal,
+            scale,
+            modifiers: Default::default(),
+        };
         Ok(Plan {
             problem,
             dtype: dtype.to_string(),

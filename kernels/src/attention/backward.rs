@@ -16,7 +16,11 @@
 //! [`super::backward_rows`].
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
-use super::forward::{batch_and_split, num_k_tiles, row_offset, tiles_of_split, visible};
+use super::forward::{batch_and_split, num_k_tiles, row_offset, tiles_of_split};
+use super::modifiers::{
+    LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
+    tile_ranges,
+};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -77,6 +81,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     d_o: In<T>,
     lse2: In<f32>,
     delta: In<f32>,
+    mask_data: In<i32>,
+    score_data: In<f32>,
     dk: Out<R>,
     dv: Out<R>,
     dq_sum: InOut<f32>,
@@ -107,6 +113,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
+    #[no_specialize] mask_number: i32,
+    score_number: f32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -119,13 +127,14 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
+    #[constexpr = dense] mask: MaskMod,
+    #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     let (kv_head, entry) = (program_id(1), program_id(2));
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = program_id(0) * k_tile;
     let padded = d != d_tile;
-    let scale2 = scale * std::f32::consts::LOG2_E;
     let k_block = make_block_ptr(
         k + (batch * k_stride_batch + kv_head * k_stride_head),
         shape = [n_k, d],
@@ -148,73 +157,73 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     let mut dk_sum = zeros::<f32>([k_tile, d_tile]);
     let mut dv_sum = zeros::<f32>([k_tile, d_tile]);
 
-    // Query tiles from `first_tile` on see some of the keys. `cdiv` would cause spills in f32: 8 to 56 bytes in 64
-    // bits, and with the causal mask 8 bytes in 32 bits (which `assume(n_q >= 0)` allows).
+    // `cdiv` would cause spills in f32: 8 to 56 bytes in 64 bits, and with the causal mask 8 bytes in 32 bits (which
+    // `assume(n_q >= 0)` allows).
     let tiles = (n_q + (q_tile - 1)) / q_tile;
     let mut first_tile = scalar::<i32>(0);
     if causal {
         first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
-    let (first_tile, tiles) = tiles_of_split(split, split_rows, first_tile, tiles, q_tile);
+    let seen = tiles_of_split(split, split_rows, first_tile, tiles, q_tile);
     // With `even_queries`, rows of L and D start at multiples of 16 bytes, as bulk async copies require.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
         let head = kv_head * group + member;
         // `row_offset` does not apply: axis 1 of this grid has the key/value heads.
-        let head_rows = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>() * n_q;
-        let mut q_block = make_block_ptr(
+        let index = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>();
+        let q_block = make_block_ptr(
             q + (batch * q_stride_batch + head * q_stride_head),
             shape = [n_q, d],
             strides = [q_stride_row, q_stride_dim],
-            offsets = [first_tile * q_tile, 0],
+            offsets = [0, 0],
             block_shape = [q_tile, d_tile],
             order = [1, 0],
         );
-        let mut do_block = make_block_ptr(
+        let do_block = make_block_ptr(
             d_o + (batch * do_stride_batch + head * do_stride_head),
             shape = [n_q, d],
             strides = [do_stride_row, do_stride_dim],
-            offsets = [first_tile * q_tile, 0],
+            offsets = [0, 0],
             block_shape = [q_tile, d_tile],
             order = [1, 0],
         );
-        let mut lse2_block = row_block(lse2 + head_rows, first_tile * q_tile, n_q, q_tile);
-        let mut delta_block = row_block(delta + head_rows, first_tile * q_tile, n_q, q_tile);
-        let index = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>();
-        let mut dq_block = dq_sum_block(dq_sum, index, first_tile * (q_tile / 16), n_q, q_tile, d_tile);
-        for i in range(first_tile, tiles) {
-            let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
-            let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
-            let lt =
-                load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
-            let dt =
-                load(delta_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
-            let scores = dot(kt, qt.trans(), input_precision = precision);
-            let dp = dot(vt, grad_o.trans(), input_precision = precision);
-            let mut p = exp2(scores * scale2 - lt);
-            if causal {
-                // Rows of q see no key beyond n_k.
-                let rows = i * q_tile + arange(0, q_tile);
-                p = where_(visible(rows.expand_dims(0), keys.expand_dims(1), n_q, n_k, true), p, 0.0);
-            } else if one_pass && !even_keys {
-                // Keys beyond n_k are zeros, but their probabilities may be infinite, and dQ sums over them.
-                p = where_((keys < n_k).expand_dims(1), p, 0.0);
-            }
-            let ds = (p * (dp - dt)).to::<T>();
-            dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
-            if one_pass {
-                // dK follows dQ, so that its dot runs while dQ is added.
-                let partial_dq = dot(ds.trans(), kt, input_precision = precision);
-                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-                atomic_add(dq_block, fragments(partial_dq, d_tile));
-                dq_block = dq_block.advance([q_tile / 16, 0]);
-            } else {
-                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-            }
-            q_block = q_block.advance([q_tile, 0]);
-            do_block = do_block.advance([q_tile, 0]);
-            lse2_block = lse2_block.advance([q_tile]);
-            delta_block = delta_block.advance([q_tile]);
+        let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
+        let tiles = QueryTiles {
+            k: kt,
+            v: vt,
+            keys: keys.expand_dims(1),
+            q: q_block,
+            d_o: do_block,
+            lse2: row_block(lse2 + index * n_q, scalar::<i32>(0), n_q, q_tile),
+            delta: row_block(delta + index * n_q, scalar::<i32>(0), n_q, q_tile),
+            dq_sum: dq_sum_block(dq_sum, index, scalar::<i32>(0), n_q, q_tile, d_tile),
+            q_tile: q_tile,
+            d_tile: d_tile,
+            even_queries: even_queries,
+            padded: padded,
+            one_pass: one_pass,
+            precision: precision,
+            scale: scale,
+        };
+        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
+        if mask.is_dense() {
+            // Rows of q see no key beyond n_k under the causal mask. Keys beyond n_k are zeros, but their probabilities
+            // may be infinite, and dQ sums over them.
+            let diagonal = if causal || one_pass && !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
+            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, seen, diagonal, modify.as_ref());
+        } else {
+            let args = MaskArgs { number: mask_number, data: mask_data, site: site };
+            let last_key = minimum(first_key + k_tile, n_k) - 1;
+            let ranges = tile_ranges(mask.rows_of_one(first_key, args), mask.rows_of_one(last_key, args), n_q, q_tile);
+            let (start, end) = mask.rows(keys, args);
+            // As above: no row sees a key beyond n_k.
+            let end = where_(keys < n_k, end, 0);
+            let edges = LoopMask::Rows(start.expand_dims(1), end.expand_dims(1));
+            let inside = if one_pass && !even_keys { edges } else { LoopMask::None };
+            let parts = parts_of_split(split, split_rows, ranges, q_tile);
+            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, parts[0], edges, modify.as_ref());
+            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, parts[1], inside, modify.as_ref());
+            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, parts[2], edges, modify.as_ref());
         }
     }
 
@@ -236,6 +245,74 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     );
     store(dk_block, (dk_sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
     store(dv_block, dv_sum.to::<R>(), boundary_check = boundary_dims(true, padded));
+}
+
+/// What each iteration over tiles of queries uses.
+#[derive(Clone, Copy)]
+struct QueryTiles<T: Float> {
+    k: Tile<T>,
+    v: Tile<T>,
+    /// [k_tile, 1].
+    keys: Tile<i32>,
+    q: BlockPtr<T>,
+    d_o: BlockPtr<T>,
+    lse2: BlockPtr<f32>,
+    delta: BlockPtr<f32>,
+    dq_sum: BlockPtr<f32>,
+    q_tile: usize,
+    d_tile: usize,
+    even_queries: bool,
+    padded: bool,
+    one_pass: bool,
+    precision: Precision,
+    scale: Scalar<f32>,
+}
+
+/// Adds the tiles of queries `part.0..part.1` to the sums of dK and dV, and with `one_pass` to `dq_sum`.
+#[device_fn]
+fn add_queries<T: Float>(
+    sums: (Tile<f32>, Tile<f32>),
+    tiles: QueryTiles<T>,
+    part: (Scalar<i32>, Scalar<i32>),
+    mask: LoopMask,
+    modify: Option<&ScoreFn>,
+) -> (Tile<f32>, Tile<f32>) {
+    let QueryTiles { k, v, keys, q_tile, d_tile, even_queries, padded, one_pass, precision, scale, .. } = tiles;
+    let (first, end) = part;
+    let (mut dk_sum, mut dv_sum) = sums;
+    let mut q_block = tiles.q.advance([first * q_tile, 0]);
+    let mut do_block = tiles.d_o.advance([first * q_tile, 0]);
+    let mut lse2_block = tiles.lse2.advance([first * q_tile]);
+    let mut delta_block = tiles.delta.advance([first * q_tile]);
+    let mut dq_block = tiles.dq_sum.advance([first * (q_tile / 16), 0]);
+    let (scale2, hint) = (exponent_scale(scale, modify), mask.split_hint());
+    for i in range(first, end, split = hint) {
+        let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
+        let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
+        let lt = load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
+        let dt = load(delta_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
+        let scores = dot(k, qt.trans(), input_precision = precision);
+        let dp = dot(v, grad_o.trans(), input_precision = precision);
+        let rows = || (i * q_tile + arange(0, q_tile)).expand_dims(0);
+        let modified = modified(scores, modify, scale, rows, || keys);
+        let p = mask.keep(exp2(modified.scores * scale2 - lt), rows, || keys, 0.0);
+        let ds = modified.chain(p * (dp - dt)).to::<T>();
+        dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
+        if one_pass {
+            // dK follows dQ, so that its dot runs while dQ is added.
+            let partial_dq = dot(ds.trans(), k, input_precision = precision);
+            dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
+            atomic_add(dq_block, fragments(partial_dq, d_tile));
+            dq_block = dq_block.advance([q_tile / 16, 0]);
+        } else {
+            dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
+        }
+        q_block = q_block.advance([q_tile, 0]);
+        do_block = do_block.advance([q_tile, 0]);
+        lse2_block = lse2_block.advance([q_tile]);
+        delta_block = delta_block.advance([q_tile]);
+    }
+    (dk_sum, dv_sum)
 }
 
 /// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
@@ -288,6 +365,8 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     d_o: In<T>,
     lse2: In<f32>,
     delta: In<f32>,
+    mask_data: In<i32>,
+    score_data: In<f32>,
     dq: Out<R>,
     q_stride_batch: i64,
     q_stride_head: i64,
@@ -312,6 +391,8 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
+    #[no_specialize] mask_number: i32,
+    score_number: f32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -322,6 +403,8 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
+    #[constexpr = dense] mask: MaskMod,
+    #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
@@ -330,9 +413,6 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
-    let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    let (first_tile, tiles) = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
-    let scale2 = scale * std::f32::consts::LOG2_E;
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),
         shape = [n_q, d],
@@ -349,19 +429,19 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    let mut k_block = make_block_ptr(
+    let k_block = make_block_ptr(
         k + (batch * k_stride_batch + kv_head * k_stride_head),
         shape = [n_k, d],
         strides = [k_stride_row, k_stride_dim],
-        offsets = [first_tile * k_tile, 0],
+        offsets = [0, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
-    let mut v_block = make_block_ptr(
+    let v_block = make_block_ptr(
         v + (batch * v_stride_batch + kv_head * v_stride_head),
         shape = [n_k, d],
         strides = [v_stride_row, v_stride_dim],
-        offsets = [first_tile * k_tile, 0],
+        offsets = [0, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
@@ -370,24 +450,40 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     let head_rows = row_offset(head, batch, n_q);
     let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
-    let (lt, dt) = (lt.expand_dims(1), dt.expand_dims(1));
     let mut sum = zeros::<f32>([q_tile, d_tile]);
-
+    let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
     let rows = first_row + arange(0, q_tile);
-    for i in range(first_tile, tiles) {
-        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let scores = dot(qt, kt.trans(), input_precision = precision);
-        let dp = dot(grad_o, vt.trans(), input_precision = precision);
-        let mut p = exp2(scores * scale2 - lt);
-        if causal || !even_keys {
-            let keys = i * k_tile + arange(0, k_tile);
-            p = where_(visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal), p, 0.0);
-        }
-        let ds = p * (dp - dt);
-        sum = dot(ds.to::<T>(), kt, acc = sum, input_precision = precision);
-        k_block = k_block.advance([k_tile, 0]);
-        v_block = v_block.advance([k_tile, 0]);
+    let tiles = KeyTiles {
+        q: qt,
+        d_o: grad_o,
+        lse2: lt.expand_dims(1),
+        delta: dt.expand_dims(1),
+        rows: rows.expand_dims(1),
+        k: k_block,
+        v: v_block,
+        k_tile: k_tile,
+        even_keys: even_keys,
+        padded: padded,
+        precision: precision,
+        scale: scale,
+    };
+    let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
+    if mask.is_dense() {
+        let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+        let part = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
+        let diagonal = if causal || !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
+        sum = add_keys(sum, tiles, part, diagonal, modify.as_ref());
+    } else {
+        let args = MaskArgs { number: mask_number, data: mask_data, site: site };
+        let last_row = minimum(first_row + q_tile, n_q) - 1;
+        let ranges = tile_ranges(mask.keys_of_one(first_row, args), mask.keys_of_one(last_row, args), n_k, k_tile);
+        let (start, end) = mask.keys(rows, args);
+        let end = minimum(end, n_k);
+        let edges = LoopMask::Keys(start.expand_dims(1), end.expand_dims(1));
+        let parts = parts_of_split(split, split_rows, ranges, k_tile);
+        sum = add_keys(sum, tiles, parts[0], edges, modify.as_ref());
+        sum = add_keys(sum, tiles, parts[1], LoopMask::None, modify.as_ref());
+        sum = add_keys(sum, tiles, parts[2], edges, modify.as_ref());
     }
 
     let dq_block = make_block_ptr(
@@ -399,4 +495,53 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         order = [1, 0],
     );
     store(dq_block, (sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
+}
+
+/// What each iteration over tiles of keys uses.
+#[derive(Clone, Copy)]
+struct KeyTiles<T: Float> {
+    q: Tile<T>,
+    d_o: Tile<T>,
+    /// [q_tile, 1], as the next two.
+    lse2: Tile<f32>,
+    delta: Tile<f32>,
+    rows: Tile<i32>,
+    k: BlockPtr<T>,
+    v: BlockPtr<T>,
+    k_tile: usize,
+    even_keys: bool,
+    padded: bool,
+    precision: Precision,
+    scale: Scalar<f32>,
+}
+
+/// Adds the tiles of keys `part.0..part.1` to the sum of dQ.
+#[device_fn]
+fn add_keys<T: Float>(
+    sum: Tile<f32>,
+    tiles: KeyTiles<T>,
+    part: (Scalar<i32>, Scalar<i32>),
+    mask: LoopMask,
+    modify: Option<&ScoreFn>,
+) -> Tile<f32> {
+    let KeyTiles { q, d_o, lse2, delta, rows, k, v, k_tile, even_keys, padded, precision, scale } = tiles;
+    let (first, end) = part;
+    let mut sum = sum;
+    let mut k_block = k.advance([first * k_tile, 0]);
+    let mut v_block = v.advance([first * k_tile, 0]);
+    let (scale2, hint) = (exponent_scale(scale, modify), mask.split_hint());
+    for i in range(first, end, split = hint) {
+        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+        let scores = dot(q, kt.trans(), input_precision = precision);
+        let dp = dot(d_o, vt.trans(), input_precision = precision);
+        let keys = || (i * k_tile + arange(0, k_tile)).expand_dims(0);
+        let modified = modified(scores, modify, scale, || rows, keys);
+        let p = mask.keep(exp2(modified.scores * scale2 - lse2), || rows, keys, 0.0);
+        let ds = modified.chain(p * (dp - delta));
+        sum = dot(ds.to::<T>(), kt, acc = sum, input_precision = precision);
+        k_block = k_block.advance([k_tile, 0]);
+        v_block = v_block.advance([k_tile, 0]);
+    }
+    sum
 }

@@ -115,6 +115,28 @@ fn wgmma_f32_tiles(pass: Pass, d: usize) -> Option<Tiles> {
     Some(Tiles { schedule: Schedule { wgmma_f32: Some(true), ..tiles.schedule }, ..tiles })
 }
 
+/// The tiles of a kernel with modifiers, where those without modifiers would spill registers: on Hopper, for bf16 and f16.
+/// A score function with a derivative keeps one more tile in registers, and a mask of ranges has three loops.
+pub fn modified_tiles(
+    pass: Pass,
+    d: usize,
+    element_bytes: usize,
+    target: &Target,
+    has_ranges: bool,
+    has_derivative: bool,
+) -> Option<Tiles> {
+    let hopper = matches!(target, Target::Nvptx(arch) if *arch >= GpuArch::Sm90a);
+    if !hopper || element_bytes != 2 {
+        return None;
+    }
+    let tiles = match (pass, d_tile(d)) {
+        (Pass::Dkdv, 64) if has_derivative => Tiles::new(64, 128, 8, 2),
+        (Pass::Dq, 64) if has_derivative || has_ranges => without_overlap(Tiles::new(128, 128, 8, 2)),
+        _ => return None,
+    };
+    Some(warp_specialized(tiles))
+}
+
 /// The default configuration of the forward kernel.
 pub fn forward_default(problem: &Problem) -> Config {
     default_config(Pass::Forward, problem)
@@ -183,7 +205,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             _ => warp_specialized(Tiles::new(64, 128, 8, 3)),
         },
         (Target::Nvptx(arch), Pass::Dq) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
-            ..=64 => warp_specialized(Tiles::new(128, 64, 8, 4)),
+            ..=32 => warp_specialized(Tiles::new(128, 64, 8, 4)),
             // Spills with asynchronous MMAs in flight.
             _ => without_overlap(warp_specialized(Tiles::new(128, 128, 8, 2))),
         },

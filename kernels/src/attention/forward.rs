@@ -1,5 +1,9 @@
 //! The forward kernel of FlashAttention-2.
 
+use super::modifiers::{
+    LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
+    tile_ranges,
+};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -27,6 +31,8 @@ use tilewright_runtime::prelude::*;
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
+///
+/// `score` and `mask` are modifiers ([`super::modifiers`]) with their arguments.
 ///
 /// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler peels them into a separate
 /// loop (index-set splitting, pass `split_loops`).
@@ -75,6 +81,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     v: In<T>,
     o: Out<R>,
     lse: Out<f32>,
+    mask_data: In<i32>,
+    score_data: In<f32>,
     q_stride_batch: i64,
     q_stride_head: i64,
     q_stride_row: i64,
@@ -94,6 +102,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
+    #[no_specialize] mask_number: i32,
+    score_number: f32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
@@ -104,6 +114,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
+    #[constexpr = dense] mask: MaskMod,
+    #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     // Under a causal mask the last query tiles have the most work, so they are scheduled first.
@@ -113,9 +125,6 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
-    let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    let (first_tile, tiles) = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
-
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),
         shape = [n_q, d],
@@ -124,45 +133,62 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    let mut k_block = make_block_ptr(
+    let k_block = make_block_ptr(
         k + (batch * k_stride_batch + kv_head * k_stride_head),
         shape = [n_k, d],
         strides = [k_stride_row, k_stride_dim],
-        offsets = [first_tile * k_tile, 0],
+        offsets = [0, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
-    let mut v_block = make_block_ptr(
+    let v_block = make_block_ptr(
         v + (batch * v_stride_batch + kv_head * v_stride_head),
         shape = [n_k, d],
         strides = [v_stride_row, v_stride_dim],
-        offsets = [first_tile * k_tile, 0],
+        offsets = [0, 0],
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
 
     let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
-    let scale2 = scale * std::f32::consts::LOG2_E;
     // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
     // exponent −∞.
-    let mut acc = zeros::<f32>([q_tile, d_tile]);
-    let mut row_max = full([q_tile], f32::MIN);
-    let mut total = zeros::<f32>([q_tile]);
-
+    let acc = zeros::<f32>([q_tile, d_tile]);
+    let row_max = full([q_tile], f32::MIN);
+    let total = zeros::<f32>([q_tile]);
+    let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
     let rows = first_row + arange(0, q_tile);
-    for i in range(first_tile, tiles) {
-        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let mut scores = dot(qt, kt.trans(), input_precision = precision);
-        if causal || !even_keys {
-            let keys = i * k_tile + arange(0, k_tile);
-            let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
-            scores = where_(seen, scores, f32::NEG_INFINITY);
-        }
-        (acc, row_max, total) = online_softmax(acc, row_max, total, scores, vt, scale2, precision);
-        k_block = k_block.advance([k_tile, 0]);
-        v_block = v_block.advance([k_tile, 0]);
+    let tiles = KeyTiles {
+        q: qt,
+        k: k_block,
+        v: v_block,
+        rows: rows.expand_dims(1),
+        k_tile: k_tile,
+        even_keys: even_keys,
+        padded: padded,
+        precision: precision,
+        scale: scale,
+    };
+    let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
+    let mut state = (acc, row_max, total);
+    if mask.is_dense() {
+        let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+        let part = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
+        let diagonal = if causal || !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
+        state = attend(state, tiles, part, diagonal, modify.as_ref());
+    } else {
+        let args = MaskArgs { number: mask_number, data: mask_data, site: site };
+        let last_row = minimum(first_row + q_tile, n_q) - 1;
+        let ranges = tile_ranges(mask.keys_of_one(first_row, args), mask.keys_of_one(last_row, args), n_k, k_tile);
+        let (start, end) = mask.keys(rows, args);
+        let end = minimum(end, n_k);
+        let edges = LoopMask::Keys(start.expand_dims(1), end.expand_dims(1));
+        let parts = parts_of_split(split, split_rows, ranges, k_tile);
+        state = attend(state, tiles, parts[0], edges, modify.as_ref());
+        state = attend(state, tiles, parts[1], LoopMask::None, modify.as_ref());
+        state = attend(state, tiles, parts[2], edges, modify.as_ref());
     }
+    let (acc, row_max, total) = state;
 
     // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
     let divisor = where_(total == 0.0, 1.0, total);
@@ -186,24 +212,54 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     store(lse_block, (row_max + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
 }
 
+/// What each iteration over tiles of keys uses.
+#[derive(Clone, Copy)]
+struct KeyTiles<T: Float> {
+    q: Tile<T>,
+    k: BlockPtr<T>,
+    v: BlockPtr<T>,
+    /// [q_tile, 1].
+    rows: Tile<i32>,
+    k_tile: usize,
+    even_keys: bool,
+    padded: bool,
+    precision: Precision,
+    scale: Scalar<f32>,
+}
+
+/// Adds the tiles of keys `part.0..part.1` to the state of the online softmax: `acc`, maximum and `total`.
+#[device_fn]
+fn attend<T: Float>(
+    state: (Tile<f32>, Tile<f32>, Tile<f32>),
+    tiles: KeyTiles<T>,
+    part: (Scalar<i32>, Scalar<i32>),
+    mask: LoopMask,
+    modify: Option<&ScoreFn>,
+) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
+    let KeyTiles { q, k, v, rows, k_tile, even_keys, padded, precision, scale } = tiles;
+    let (first, end) = part;
+    let (mut acc, mut row_max, mut total) = state;
+    let mut k_block = k.advance([first * k_tile, 0]);
+    let mut v_block = v.advance([first * k_tile, 0]);
+    let (scale2, hint) = (exponent_scale(scale, modify), mask.split_hint());
+    for i in range(first, end, split = hint) {
+        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+        let scores = dot(q, kt.trans(), input_precision = precision);
+        let keys = || (i * k_tile + arange(0, k_tile)).expand_dims(0);
+        let scores = modified(scores, modify, scale, || rows, keys).scores;
+        let scores = mask.keep(scores, || rows, keys, f32::NEG_INFINITY);
+        (acc, row_max, total) = online_softmax(acc, row_max, total, scores, vt, scale2, precision);
+        k_block = k_block.advance([k_tile, 0]);
+        v_block = v_block.advance([k_tile, 0]);
+    }
+    (acc, row_max, total)
+}
+
 /// The offset of a head's first row in a dense [batch, heads, n] tensor.
 #[device_fn]
 pub(super) fn row_offset(head: Scalar<i32>, batch: Scalar<i32>, n: Scalar<i32>) -> Scalar<i64> {
     (batch * num_programs(1) + head).to::<i64>() * n
-}
-
-/// The attention mask: [rows, 1] and [1, keys] (or transposed) give a mask of the scores' shape, or one that broadcasts
-/// to it.
-#[device_fn]
-pub(super) fn visible(
-    rows: Tile<i32>,
-    keys: Tile<i32>,
-    n_q: Scalar<i32>,
-    n_k: Scalar<i32>,
-    causal: bool,
-) -> Tile<bool> {
-    // Under the causal mask, rows below n_q see no key beyond n_k.
-    if causal { keys - (n_k - n_q) <= rows } else { keys < n_k }
 }
 
 /// The number of tiles of keys, from the first on, that some row of a query tile sees.

@@ -2,6 +2,7 @@
 
 use super::backward_rows::DQ_SUM_ROWS;
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster};
+use super::modifiers::{ALIBI, DOCUMENTS, Mask, MaskMod, SOFTCAP, SOFTCAP_ALIBI, Score, ScoreMod};
 use super::passes::{
     RowVectors, Sums, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
 };
@@ -32,9 +33,13 @@ pub enum Backward {
 
 /// Options of attention.
 #[derive(Clone, Default)]
-pub struct Options {
+pub struct Options<'a> {
     /// Causal mask: row i attends only to the keys j ≤ i + (n_k − n_q).
     pub causal: bool,
+    /// Which keys a row sees; by default all, or those up to the diagonal.
+    pub mask: Mask<'a>,
+    /// How scores are modified; by default not at all.
+    pub score: Score<'a>,
     /// Factor of the scores, positive; 1/√d by default.
     pub scale: Option<f32>,
     /// Precision of dots of f32 operands: by default tf32x3 on a GPU and IEEE on the CPU. Dots of other types are exact
@@ -57,9 +62,9 @@ pub struct Options {
     pub stream: Option<Stream>,
 }
 
-impl Options {
+impl<'a> Options<'a> {
     /// The default options, with or without the causal mask.
-    pub fn new(causal: bool) -> Options {
+    pub fn new(causal: bool) -> Options<'a> {
         Options { causal, ..Options::default() }
     }
 
@@ -73,7 +78,8 @@ impl Options {
         rows: usize,
         loop_rows: usize,
     ) -> KvSplit {
-        match device.is_cuda() || self.num_splits.is_some() {
+        // The ranges of other masks are short, or of different lengths.
+        match self.mask.function.is_dense() && device.is_cuda() || self.num_splits.is_some() {
             true => KvSplit::new(SplitProblem {
                 pass,
                 causal: self.causal,
@@ -109,7 +115,7 @@ impl Options {
 
 /// Validated sizes of an attention problem, with the scale and precision that the options give.
 #[derive(Clone, Copy)]
-pub(super) struct Sizes {
+pub(super) struct Sizes<'a> {
     pub batch: usize,
     pub heads: usize,
     pub heads_kv: usize,
@@ -121,10 +127,20 @@ pub(super) struct Sizes {
     pub precision: Precision,
     /// Whether the backward pass takes one pass.
     pub one_pass: bool,
+    pub mask: Modifier<'a, MaskMod, i32>,
+    pub score: Modifier<'a, ScoreMod, f32>,
+}
+
+/// A modifier with its arguments.
+#[derive(Clone, Copy)]
+pub(super) struct Modifier<'a, F, T: Element> {
+    pub function: F,
+    pub number: T,
+    pub data: View<'a, T>,
 }
 
 /// Largest number of rows: tile indices and causal differences stay well within i32.
-const MAX_ROWS: usize = 1 << 30;
+pub(super) const MAX_ROWS: usize = 1 << 30;
 /// Largest head dimension: a tile holds a whole row.
 const MAX_D: usize = 256;
 
@@ -140,7 +156,13 @@ fn expect_shape(name: &'static str, found: [usize; 4], expected: [usize; 4]) -> 
     tensor::expect_shape("attention", name, found, expected)
 }
 
-fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>, options: &Options) -> Result<Sizes> {
+fn sizes<'a, T: Element>(
+    device: &'a Device,
+    q: &Tensor<T>,
+    k: &Tensor<T>,
+    v: &Tensor<T>,
+    options: &Options<'a>,
+) -> Result<Sizes<'a>> {
     let [batch, heads, n_q, d] = q.shape();
     let [_, heads_kv, n_k, _] = k.shape();
     if d == 0 || d > MAX_D {
@@ -173,7 +195,48 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
     };
     let group = heads.checked_div(heads_kv).unwrap_or(1);
     let one_pass = options.is_one_pass::<T>(device, q.shape(), k.shape());
-    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, group, scale, precision, one_pass })
+    let (mask, score) = modifiers(device, options, heads, [n_q, n_k])?;
+    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, group, scale, precision, one_pass, mask, score })
+}
+
+/// Checks the arguments of the modifiers that are known here: those of others are bounded by what their launch reads.
+#[allow(clippy::type_complexity)]
+fn modifiers<'a>(
+    device: &'a Device,
+    options: &Options<'a>,
+    heads: usize,
+    [n_q, n_k]: [usize; 2],
+) -> Result<(Modifier<'a, MaskMod, i32>, Modifier<'a, ScoreMod, f32>)> {
+    let Mask { function, number, data } = options.mask;
+    let data = data.unwrap_or(View::empty(device));
+    if function == MaskMod(&DOCUMENTS) && data.len() != 2 * (n_q + n_k) {
+        let expected = format!("ranges of {n_q} rows and {n_k} keys, {} numbers", 2 * (n_q + n_k));
+        return invalid_argument("mask", expected, format!("{} numbers", data.len()));
+    }
+    let mask = Modifier { function, number, data };
+    let Score { function, number, data } = options.score;
+    let data = data.unwrap_or(View::empty(device));
+    let (caps, has_slopes) = (
+        [&SOFTCAP, &SOFTCAP_ALIBI].into_iter().any(|f| function == ScoreMod(f)),
+        [&ALIBI, &SOFTCAP_ALIBI].into_iter().any(|f| function == ScoreMod(f)),
+    );
+    if caps && !(number > 0.0 && number.is_finite()) {
+        return invalid_argument("softcap", "a positive finite number", format!("{number}"));
+    }
+    if has_slopes && data.len() != heads {
+        return invalid_argument(
+            "alibi",
+            format!("a slope for each of {heads} heads"),
+            format!("{} slopes", data.len()),
+        );
+    }
+    // Positions are exact in f32.
+    const MAX_ALIBI_ROWS: usize = 1 << 24;
+    if has_slopes && n_q.max(n_k) > MAX_ALIBI_ROWS {
+        let found = format!("{n_q} rows and {n_k} keys");
+        return invalid_argument("alibi", format!("at most {MAX_ALIBI_ROWS} rows and keys"), found);
+    }
+    Ok((mask, Modifier { function, number, data }))
 }
 
 /// Computes O and L of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], as

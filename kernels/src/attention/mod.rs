@@ -14,8 +14,10 @@
 pub mod backward;
 pub mod backward_rows;
 pub mod config;
+pub mod documents;
 pub mod forward;
 mod launch;
+pub mod modifiers;
 mod passes;
 pub mod reference;
 pub mod split_kv;
@@ -25,3 +27,4 @@ pub use launch::{
     Backward, Gradients, Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace, forward,
     forward_into, forward_workspace,
 };
+pub use modifiers::{Mask, Score};

@@ -2,7 +2,7 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
-use super::config::{Tiles, d_tile, is_sub_wave};
+use super::config::{Pass, Tiles, d_tile, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit, MIN_SPLIT_ROWS};
@@ -26,6 +26,8 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
         v: &v.data,
         o: &mut o.data,
         lse,
+        mask_data: &s.mask.data,
+        score_data: &s.score.data,
         q_stride_batch: q_strides[0],
         q_stride_head: q_strides[1],
         q_stride_row: q_strides[2],
@@ -45,6 +47,8 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
+        mask_number: s.mask.number,
+        score_number: s.score.number,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -55,12 +59,14 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
         precision: s.precision,
         sub_wave: is_sub_wave(s.batch * s.heads, s.n_q),
         split_rows: split.rows,
+        mask: s.mask.function,
+        score: s.score.function,
     };
     let grid = |args: &mut FlashAttentionFwd<T, R>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
         [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * split.count]
     };
-    match options.forward_tiles {
+    match given_tiles::<T>(options.forward_tiles, Pass::Forward, device, s) {
         None => args.launch_tuned_with(device, &options.base_config(), grid),
         Some(tiles) => {
             expect_tiles_divide_split(tiles, split)?;
@@ -69,6 +75,12 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
             args.launch_with(device, &options.launch(tiles, grid))
         }
     }
+}
+
+/// The tiles of a kernel of this problem that are not the tuner's: those of the options, or those of modifiers.
+fn given_tiles<T: Element>(given: Option<Tiles>, pass: Pass, device: &Device, s: &Sizes) -> Option<Tiles> {
+    let (has_ranges, has_derivative) = (!s.mask.function.is_dense(), s.score.function.0.has_derivative);
+    given.or_else(|| modified_tiles(pass, s.d, T::DTYPE.size(), &device.target(), has_ranges, has_derivative))
 }
 
 /// Launches the combine kernel: O and L from the dense results of the splits.
@@ -224,6 +236,8 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
         d_o: &d_o.data,
         lse2: &rows.lse2,
         delta: &rows.delta,
+        mask_data: &s.mask.data,
+        score_data: &s.score.data,
         dk: &mut dk.data,
         dv: &mut dv.data,
         dq_sum,
@@ -254,6 +268,8 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
+        mask_number: s.mask.number,
+        score_number: s.score.number,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -266,13 +282,15 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
         precision: s.precision,
         sub_wave: is_sub_wave(s.batch * s.heads_kv, s.n_k),
         split_rows: split.rows,
+        mask: s.mask.function,
+        score: s.score.function,
     };
     let grid = |args: &mut FlashAttentionBwdDkdv<T, R>| {
         args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
         [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch * split.count]
     };
-    match options.dkdv_tiles {
+    match given_tiles::<T>(options.dkdv_tiles, Pass::Dkdv, device, s) {
         None => args.launch_tuned_with(device, &options.base_config(), grid),
         Some(tiles) => {
             expect_tiles_divide_split(tiles, split)?;
@@ -301,6 +319,8 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
         d_o: &d_o.data,
         lse2: &rows.lse2,
         delta: &rows.delta,
+        mask_data: &s.mask.data,
+        score_data: &s.score.data,
         dq: &mut dq.data,
         q_stride_batch: q_strides[0],
         q_stride_head: q_strides[1],
@@ -325,6 +345,8 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
         n_q: s.n_q as i32,
         n_k: s.n_k as i32,
         scale: s.scale,
+        mask_number: s.mask.number,
+        score_number: s.score.number,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
@@ -335,12 +357,14 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
         precision: s.precision,
         sub_wave: is_sub_wave(s.batch * s.heads, s.n_q),
         split_rows: split.rows,
+        mask: s.mask.function,
+        score: s.score.function,
     };
     let grid = |args: &mut FlashAttentionBwdDq<T, R>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
         [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * split.count]
     };
-    match options.dq_tiles {
+    match given_tiles::<T>(options.dq_tiles, Pass::Dq, device, s) {
         None => args.launch_tuned_with(device, &options.base_config(), grid),
         Some(tiles) => {
             expect_tiles_divide_split(tiles, split)?;

@@ -1,5 +1,9 @@
 //! Attention in f64 by its definition: the reference of the kernels.
 
+use super::documents::document_ranges;
+use super::modifiers::{Mask, Score};
+use tilewright_runtime::prelude::*;
+
 /// Sizes of an attention problem, and the scale of the scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
@@ -13,6 +17,73 @@ pub struct Problem {
     /// Row i sees the keys j ≤ i + (n_k − n_q).
     pub causal: bool,
     pub scale: f64,
+    pub modifiers: Modifiers,
+}
+
+/// Modifiers ([`super::modifiers`]), by their definition.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Modifiers {
+    /// Rows see only keys at most this far from their diagonal.
+    pub window: Option<usize>,
+    /// Packed sequences: cumulative lengths of rows and of keys, beginning with 0. Rows and keys beyond them are unused.
+    pub documents: Option<&'static [[usize; 2]]>,
+    /// c · tanh(s / c).
+    pub softcap: Option<f64>,
+    /// − slope · |distance from the diagonal|, after the softcap; [`alibi_slope`] gives the slopes.
+    pub alibi: bool,
+}
+
+/// The slope of a head of `heads`: 2^(−8 (head + 1) / heads) (Press and others, 2022).
+pub fn alibi_slope(head: usize, heads: usize) -> f64 {
+    (-8.0 * (head + 1) as f64 / heads as f64).exp2()
+}
+
+/// The tensors of a problem's modifiers on a device.
+pub struct ModifierTensors {
+    modifiers: Modifiers,
+    slopes: Buffer<f32>,
+    ranges: Buffer<i32>,
+}
+
+impl ModifierTensors {
+    /// Uploads the slope of each head, and computes the ranges of packed sequences, if there are any.
+    ///
+    /// # Errors
+    /// Out of memory; launch errors.
+    pub fn new(device: &Device, problem: &Problem) -> Result<ModifierTensors> {
+        let Problem { heads_q, n_q, n_k, causal, modifiers, .. } = *problem;
+        let slopes: Vec<f32> = (0..heads_q).map(|head| alibi_slope(head, heads_q) as f32).collect();
+        let slopes = Buffer::from_slice(device, &slopes)?;
+        let Some(starts) = modifiers.documents else {
+            return Ok(ModifierTensors { modifiers, slopes, ranges: Buffer::uninit(device, 0)? });
+        };
+        let lengths = [0, 1].map(|side| starts.iter().map(|start| start[side] as i32).collect::<Vec<i32>>());
+        let (rows, keys) = (Buffer::from_slice(device, &lengths[0])?, Buffer::from_slice(device, &lengths[1])?);
+        let mut ranges = Buffer::poisoned(device, 2 * (n_q + n_k))?;
+        let (lengths, window) = ([rows.view(), keys.view()], modifiers.window);
+        document_ranges(device, lengths, [n_q, n_k], causal, window, ranges.view_mut(), None)?;
+        Ok(ModifierTensors { modifiers, slopes, ranges })
+    }
+
+    /// The mask of the problem; its `causal` is that of the options.
+    pub fn mask(&self) -> Mask<'_> {
+        match (self.modifiers.documents, self.modifiers.window) {
+            (Some(_), _) => Mask::documents(self.ranges.view()),
+            (None, Some(size)) => Mask::window(size),
+            (None, None) => Mask::default(),
+        }
+    }
+
+    /// The score function of the problem.
+    pub fn score(&self) -> Score<'_> {
+        let slopes = self.slopes.view();
+        match (self.modifiers.softcap, self.modifiers.alibi) {
+            (Some(cap), true) => Score::softcap_alibi(cap as f32, slopes),
+            (Some(cap), false) => Score::softcap(cap as f32),
+            (None, true) => Score::alibi(slopes),
+            (None, false) => Score::default(),
+        }
+    }
 }
 
 /// Gradients of the inputs of [`forward`], in their shapes.
@@ -35,27 +106,115 @@ impl Problem {
         (batch * self.heads_kv + head / group) * self.n_k * self.d
     }
 
-    /// The number of keys that a row sees, from the first one on.
-    fn seen(&self, row: usize) -> usize {
-        if self.causal { (row + 1 + self.n_k).saturating_sub(self.n_q).min(self.n_k) } else { self.n_k }
+    /// The keys that a row sees.
+    pub fn seen(&self, row: usize) -> std::ops::Range<usize> {
+        let Modifiers { window, documents, .. } = self.modifiers;
+        let whole = [[0, 0], [self.n_q, self.n_k]];
+        let starts = documents.unwrap_or(&whole);
+        let Some(document) = starts.windows(2).find(|pair| (pair[0][0]..pair[1][0]).contains(&row)) else {
+            return 0..0;
+        };
+        let [[_, first], [rows_end, end]] = [document[0], document[1]];
+        // Key j is as far from the diagonal as j − diagonal.
+        let window = window.map(|size| size.min(self.n_q + self.n_k));
+        let diagonal = row as i64 + end as i64 - rows_end as i64;
+        let clip = |at: i64| at.clamp(first as i64, end as i64) as usize;
+        let last = match (self.causal, window) {
+            (true, _) => clip(diagonal + 1),
+            (false, Some(size)) => clip(diagonal + size as i64 + 1),
+            (false, None) => end,
+        };
+        let first = window.map_or(first, |size| clip(diagonal - size as i64));
+        first..last.max(first)
     }
 
-    /// Calls `f` for every (batch, head, row), with the index of the row among all rows, the row, the offset of its q
-    /// row, and the offset of its k matrix.
-    fn for_each_row(&self, mut f: impl FnMut(usize, usize, usize, usize)) {
+    /// Calls `f` for every (batch, head, row), with the index of the row among all rows, the head and the row, the offset
+    /// of its q row, and the offset of its k matrix.
+    fn for_each_row(&self, mut f: impl FnMut(usize, [usize; 2], usize, usize)) {
         for batch in 0..self.batch {
             for head in 0..self.heads_q {
                 for row in 0..self.n_q {
                     let at = (batch * self.heads_q + head) * self.n_q + row;
-                    f(at, row, self.query_matrix(batch, head) + row * self.d, self.key_matrix(batch, head));
+                    f(at, [head, row], self.query_matrix(batch, head) + row * self.d, self.key_matrix(batch, head));
                 }
             }
         }
     }
 
-    /// Scores of one query row against the keys that it sees.
-    fn scores(&self, q: &[f64], k: &[f64], row: usize, q_at: usize, k_at: usize) -> Vec<f64> {
-        (0..self.seen(row)).map(|j| self.scale * self.inner(&q[q_at..], &k[k_at + j * self.d..])).collect()
+    /// The scores of one query row against the keys that it sees: the key, the modified score, and its derivative with
+    /// respect to the score.
+    fn scores(
+        &self,
+        q: &[f64],
+        k: &[f64],
+        [head, row]: [usize; 2],
+        q_at: usize,
+        k_at: usize,
+    ) -> Vec<(usize, f64, f64)> {
+        let modified = |j: usize| {
+            let score = self.scale * self.inner(&q[q_at..], &k[k_at + j * self.d..]);
+            let (score, derivative) = self.modified(score, head, row, j);
+            (j, score, derivative)
+        };
+        self.seen(row).map(modified).collect()
+    }
+
+    /// A modified score, and its derivative with respect to the score.
+    pub fn modified(&self, score: f64, head: usize, row: usize, key: usize) -> (f64, f64) {
+        let Modifiers { softcap, alibi, .. } = self.modifiers;
+        let (score, derivative) = match softcap {
+            Some(cap) => (cap * (score / cap).tanh(), 1.0 - (score / cap).tanh().powi(2)),
+            None => (score, 1.0),
+        };
+        let distance = (row as f64 + self.n_k as f64 - self.n_q as f64 - key as f64).abs();
+        let bias = if alibi { alibi_slope(head, self.heads_q) * distance } else { 0.0 };
+        (score - bias, derivative)
+    }
+
+    /// dQ of one row of a head, from its q and dO rows and the head's k and v.
+    pub fn one_row_gradient(&self, head: usize, row: usize, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Vec<f64> {
+        let mut dq = vec![0.0; self.d];
+        self.for_each_gradient([head, row], [q, k, v, d_o], [0, 0], |j, ds, _| {
+            dq.iter_mut().zip(&k[j * self.d..]).for_each(|(dq, k)| *dq += ds * k);
+        });
+        dq
+    }
+
+    /// Calls `f` for each key that a row sees, with scale · dS and P, where dS is the gradient of the score.
+    fn for_each_gradient(
+        &self,
+        [head, row]: [usize; 2],
+        [q, k, v, d_o]: [&[f64]; 4],
+        [q_at, k_at]: [usize; 2],
+        mut f: impl FnMut(usize, f64, f64),
+    ) {
+        let scores = self.scores(q, k, [head, row], q_at, k_at);
+        let lse = log_sum_exp(&scores);
+        let weights: Vec<f64> = scores.iter().map(|s| (s.1 - lse).exp()).collect();
+        let d_weights: Vec<f64> = scores.iter().map(|s| self.inner(&d_o[q_at..], &v[k_at + s.0 * self.d..])).collect();
+        let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
+        for ((j, _, derivative), (w, d)) in scores.into_iter().zip(weights.iter().zip(&d_weights)) {
+            f(j, self.scale * w * (d - mean) * derivative, *w);
+        }
+    }
+
+    /// The number of (row, key) pairs of one head that the mask leaves.
+    pub fn pairs(&self) -> usize {
+        (0..self.n_q).map(|row| self.seen(row).len()).sum()
+    }
+
+    /// O and L of one row of a head, from its q row and the head's k and v.
+    pub fn one_row(&self, head: usize, row: usize, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, f64) {
+        let scores = self.scores(q, k, [head, row], 0, 0);
+        let lse = log_sum_exp(&scores);
+        let mut o = vec![0.0; self.d];
+        for (j, s, _) in scores {
+            let weight = (s - lse).exp();
+            for x in 0..self.d {
+                o[x] += weight * v[j * self.d + x];
+            }
+        }
+        (o, lse)
     }
 
     fn inner(&self, a: &[f64], b: &[f64]) -> f64 {
@@ -63,52 +222,43 @@ impl Problem {
     }
 }
 
-/// log Σ exp; −∞ for an empty slice.
-fn log_sum_exp(scores: &[f64]) -> f64 {
-    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+/// log Σ exp of scores; −∞ for an empty slice.
+fn log_sum_exp(scores: &[(usize, f64, f64)]) -> f64 {
+    let highest = scores.iter().map(|s| s.1).fold(f64::NEG_INFINITY, f64::max);
     if highest == f64::NEG_INFINITY {
         return highest;
     }
-    highest + scores.iter().map(|s| (s - highest).exp()).sum::<f64>().ln()
+    highest + scores.iter().map(|s| (s.1 - highest).exp()).sum::<f64>().ln()
 }
 
-/// O and L of dense inputs: O = softmax(scale · Q Kᵀ) V, L the rows' log-sum-exp. A row that sees no key has O = 0 and
-/// L = −∞.
+/// O and L of dense inputs: O = softmax(scale · Q Kᵀ) V, with the scores modified, and L the rows' log-sum-exp. A row that
+/// sees no key has O = 0 and L = −∞.
 pub fn forward(p: &Problem, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let rows = p.batch * p.heads_q * p.n_q;
     let (mut o, mut lse) = (vec![0.0; rows * p.d], vec![0.0; rows]);
-    p.for_each_row(|at, row, q_at, k_at| {
-        let scores = p.scores(q, k, row, q_at, k_at);
-        lse[at] = log_sum_exp(&scores);
-        for (j, s) in scores.iter().enumerate() {
-            let weight = (s - lse[at]).exp();
-            for x in 0..p.d {
-                o[q_at + x] += weight * v[k_at + j * p.d + x];
-            }
-        }
+    p.for_each_row(|at, [head, row], q_at, k_at| {
+        let matrix = k_at..k_at + p.n_k * p.d;
+        let (o_row, lse_row) = p.one_row(head, row, &q[q_at..], &k[matrix.clone()], &v[matrix]);
+        o[q_at..q_at + p.d].copy_from_slice(&o_row);
+        lse[at] = lse_row;
     });
     (o, lse)
 }
 
 /// Gradients for dO, by the chain rule through the softmax: with P = softmax(S) and dP = dO Vᵀ,
-/// dS = P ∘ (dP − rowsum(P ∘ dP)), dQ = scale · dS K, dK = scale · dSᵀ Q, dV = Pᵀ dO.
+/// dS = P ∘ (dP − rowsum(P ∘ dP)), times the derivatives of the modified scores, dQ = scale · dS K, dK = scale · dSᵀ Q,
+/// dV = Pᵀ dO.
 pub fn backward(p: &Problem, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Gradients {
     let mut g = Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
     p.for_each_row(|_, row, q_at, k_at| {
-        let scores = p.scores(q, k, row, q_at, k_at);
-        let lse = log_sum_exp(&scores);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - lse).exp()).collect();
-        let d_weights: Vec<f64> = (0..scores.len()).map(|j| p.inner(&d_o[q_at..], &v[k_at + j * p.d..])).collect();
-        let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
-        for (j, (w, d)) in weights.iter().zip(&d_weights).enumerate() {
-            let ds = p.scale * w * (d - mean);
+        p.for_each_gradient(row, [q, k, v, d_o], [q_at, k_at], |j, ds, weight| {
             for x in 0..p.d {
                 let key = k_at + j * p.d + x;
                 g.dq[q_at + x] += ds * k[key];
                 g.dk[key] += ds * q[q_at + x];
-                g.dv[key] += w * d_o[q_at + x];
+                g.dv[key] += weight * d_o[q_at + x];
             }
-        }
+        });
     });
     g
 }

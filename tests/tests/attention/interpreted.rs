@@ -9,9 +9,11 @@ use tilewright::kernels::attention::backward_rows::{
     DQ_SUM_ROWS, FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS,
 };
 use tilewright::kernels::attention::config::d_tile;
+use tilewright::kernels::attention::documents::DOCUMENT_RANGES_OF_SIDE;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::kernels::attention::reference::{ModifierTensors, Modifiers};
 use tilewright::kernels::attention::split_kv::FLASH_ATTENTION_FWD_COMBINE;
-use tilewright::prelude::Precision;
+use tilewright::prelude::{Device, Precision};
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{self, Arg, FORMS, Form, Loads, interpret};
@@ -33,6 +35,9 @@ fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValu
     let mut consts =
         consts! { d = p.d, d_tile = d_tile(p.d), q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }
             .to_vec();
+    let modifiers = modifiers(case);
+    consts.push(("mask", interpret::constant(modifiers.mask().function)));
+    consts.push(("score", interpret::constant(modifiers.score().function)));
     if let Form::WgmmaF32 { .. } = form {
         consts.push(("precision", interpret::constant(Precision::Tf32x3)));
     }
@@ -68,18 +73,37 @@ fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
     tensors.into_iter().chain(strides.into_iter().map(Arg::from)).chain(numbers).collect()
 }
 
-/// The last scalar arguments of the kernels with dots: n_q, n_k and the scale.
+fn modifiers(case: &Case) -> ModifierTensors {
+    ModifierTensors::new(&Device::cpu(), &case.problem).unwrap()
+}
+
+/// The last scalar arguments of the kernels with dots: n_q, n_k, the scale, and the numbers of the modifiers.
 fn numbers(case: &Case) -> Vec<Arg<'static>> {
     let p = &case.problem;
-    vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)]
+    let modifiers = modifiers(case);
+    let mask = Arg::Int(modifiers.mask().number.into());
+    let score = Arg::Float(modifiers.score().number.into());
+    vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale), mask, score]
+}
+
+/// The tensors of the modifiers.
+fn modifier_tensors(case: &Case) -> [HostTensor; 2] {
+    let modifiers = modifiers(case);
+    let ranges = modifiers.mask().data.map_or(Vec::new(), |ranges| ranges.to_vec().unwrap());
+    let slopes = modifiers.score().data.map_or(Vec::new(), |slopes| slopes.to_vec().unwrap());
+    let ranges: Vec<usize> = ranges.into_iter().map(|at| at as usize).collect();
+    let slopes: Vec<f64> = slopes.into_iter().map(f64::from).collect();
+    [HostTensor::indices(&ranges), HostTensor::of(DType::F32, &[slopes.len()], &[1], &slopes)]
 }
 
 fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let p = &case.problem;
     let mut o = case.poisoned(case.query_shape());
     let mut lse = poisoned_rows(expected.lse.len());
-    let tensors =
-        vec![Arg::In(&inputs.q), Arg::In(&inputs.k), Arg::In(&inputs.v), Arg::Out(&mut o), Arg::Out(&mut lse)];
+    let [ranges, slopes] = &modifier_tensors(&case);
+    let Inputs { q, k, v, .. } = inputs;
+    let mut tensors = vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::Out(&mut o), Arg::Out(&mut lse)];
+    tensors.extend([Arg::In(ranges), Arg::In(slopes)]);
     let mut args = arguments(tensors, numbers(&case));
     let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
@@ -122,7 +146,8 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes[..1], &consts, programs, &mut args);
 
     let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
-    let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
+    let [ranges, slopes] = &modifier_tensors(&case);
+    let read = || vec![q, k, v, d_o, &lse2, &delta, ranges, slopes].into_iter().map(Arg::In).collect::<Vec<Arg>>();
     let mut tensors = read();
     tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut dq_sum)]);
     let mut args = arguments(tensors, numbers(&case));
@@ -329,12 +354,15 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
     let expected = case.expected(&inputs);
     let mut partial_o = poisoned_partials(num_splits, shape);
     let mut partial_lse = poisoned_rows(num_splits * expected.lse.len());
+    let [ranges, slopes] = &modifier_tensors(&case);
     let tensors = vec![
         Arg::In(&inputs.q),
         Arg::In(&inputs.k),
         Arg::In(&inputs.v),
         Arg::Out(&mut partial_o),
         Arg::Out(&mut partial_lse),
+        Arg::In(ranges),
+        Arg::In(slopes),
     ];
     let mut args = arguments(tensors, numbers(&case));
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
@@ -370,7 +398,8 @@ fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize)
     let dots = d_o.values().into_iter().zip(&expected.o).map(|(g, o)| g * o).collect::<Vec<f64>>();
     let delta: Vec<f64> = dots.chunks(p.d).map(|row| row.iter().sum()).collect();
     let [lse2, delta] = [lse2, delta].map(|values| HostTensor::of(DType::F32, &[rows], &[1], &values));
-    let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
+    let [ranges, slopes] = &modifier_tensors(&case);
+    let read = || vec![q, k, v, d_o, &lse2, &delta, ranges, slopes].into_iter().map(Arg::In).collect::<Vec<Arg>>();
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     consts.extend_from_slice(consts! { split_rows = split_rows });
 
@@ -424,6 +453,82 @@ fn split_kv() {
         for form in FORMS {
             check_forward_split_kv(form, case, tiles, 64);
             check_backward_split(form, case, tiles, 64);
+        }
+    }
+}
+
+/// Packed sequences, also with other numbers of keys than rows, and rows and keys beyond them.
+const DOCUMENTS: &[[usize; 2]] = &[[0, 0], [1, 1], [60, 60], [61, 100], [90, 100], [140, 130]];
+
+fn modified_cases(case: Case) -> Vec<Case> {
+    let none = Modifiers::default();
+    let all = [
+        Modifiers { window: Some(40), ..none },
+        Modifiers { documents: Some(DOCUMENTS), ..none },
+        Modifiers { documents: Some(DOCUMENTS), window: Some(20), ..none },
+        Modifiers { softcap: Some(1.5), ..none },
+        Modifiers { window: Some(70), softcap: Some(1.5), alibi: true, documents: None },
+    ];
+    all.map(|modifiers| case.modifiers(modifiers)).to_vec()
+}
+
+#[test]
+fn modifiers_in_every_form() {
+    for case in modified_cases(Case::new(150, 135, 16).heads(1, 2, 1)) {
+        check_inputs(case.causal(), Tiles { q: 32, k: 32 }, &case.inputs());
+    }
+}
+
+/// The loops over masked and full tiles with a producer warp, whose trip counts come from memory.
+#[test]
+fn modifiers_with_warp_specialization() {
+    let tiles = Tiles { q: 64, k: 64 };
+    for (i, case) in modified_cases(Case::new(150, 135, 32)).into_iter().enumerate() {
+        for case in [case, case.causal()] {
+            let inputs = case.inputs();
+            let expected = case.expected(&inputs);
+            let form = Form::WarpSpecialized { num_warps: if i % 2 == 0 { 4 } else { 8 }, num_stages: 2 };
+            check_forward(form, case, tiles, &inputs, &expected);
+            check_backward(form, case, tiles, &inputs, &expected);
+        }
+    }
+}
+
+/// The ranges of packed sequences, against those of the reference.
+#[test]
+fn document_ranges() {
+    let starts = |side: usize| DOCUMENTS.iter().map(|start| start[side]).collect::<Vec<usize>>();
+    for form in FORMS {
+        for (rows, causal, window) in [(true, true, None), (true, false, Some(9)), (false, true, Some(9))] {
+            let modifiers = Modifiers { window, documents: Some(DOCUMENTS), ..Modifiers::default() };
+            let case = Case::new(150, 135, 16).modifiers(modifiers);
+            let problem = if causal { case.causal().problem } else { case.problem };
+            let n = if rows { problem.n_q } else { problem.n_k };
+            let own = HostTensor::indices(&starts(usize::from(!rows)));
+            let other = HostTensor::indices(&starts(usize::from(rows)));
+            let [mut first, mut end] = [0, 1].map(|_| HostTensor::indices(&vec![usize::MAX; n]));
+            let window = Arg::Int(window.map_or(-1, |size| size as i64));
+            let tensors = vec![Arg::In(&own), Arg::In(&other), Arg::Out(&mut first), Arg::Out(&mut end)];
+            let numbers = vec![n.into(), (DOCUMENTS.len() - 1).into(), window];
+            let mut args = tensors.into_iter().chain(numbers).collect::<Vec<Arg>>();
+            let consts = consts! { rows = rows, causal = causal, tile = 64usize, block = 4usize };
+            let programs = grid([n.div_ceil(64), 1, 1]);
+            interpret(form, &DOCUMENT_RANGES_OF_SIDE, &[], consts, programs, &mut args);
+            let numbers = |t: &HostTensor| {
+                let words = t.bytes.chunks_exact(4);
+                words.map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect::<Vec<i32>>()
+            };
+            let (first, end) = (numbers(&first), numbers(&end));
+            for at in 0..n {
+                let sees =
+                    |other: usize| problem.seen(if rows { at } else { other }).contains(&if rows { other } else { at });
+                let others = if rows { problem.n_k } else { problem.n_q };
+                let seen: Vec<usize> = (0..others).filter(|&other| sees(other)).collect();
+                let found: Vec<usize> = (first[at] as usize..(end[at] as usize).max(first[at] as usize)).collect();
+                assert_eq!(found, seen, "position {at}, rows {rows}, causal {causal}");
+                // Attention requires that ends do not decrease.
+                assert!(at == 0 || first[at - 1] <= first[at] && end[at - 1] <= end[at], "position {at}");
+            }
         }
     }
 }

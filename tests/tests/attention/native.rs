@@ -2,13 +2,14 @@
 
 use half::bf16;
 use tilewright::codegen::ir::DType;
+use tilewright::kernels::attention::reference::Modifiers;
 use tilewright::kernels::attention::{self, Backward, Gradients, Options, Saved, Tensor, TensorMut, Tiles};
 use tilewright::prelude::{Buffer, Device, Precision};
 use tilewright_tests::attention::{Case, Inputs, Layout, check};
 use tilewright_tests::numerics::HostTensor;
 
 /// Small tiles: a small problem has several tiles of queries and of keys.
-fn small_tiles() -> Options {
+fn small_tiles() -> Options<'static> {
     let tiles = Some(Tiles::new(16, 32, 1, 1));
     Options { forward_tiles: tiles, dkdv_tiles: tiles, dq_tiles: tiles, ..Options::default() }
 }
@@ -183,4 +184,58 @@ fn tiles_divide_splits() {
     let options = Options { num_splits: Some(2), forward_tiles: tiles, ..Options::default() };
     let message = attention::forward(&device, q, q, q, &options).unwrap_err().to_string();
     assert!(message.contains("divide 256") && message.contains("16 × 512"), "{message}");
+}
+
+/// Packed sequences: empty ones, short ones, and rows and keys beyond them.
+const DOCUMENTS: &[[usize; 2]] = &[[0, 0], [1, 1], [1, 1], [40, 40], [43, 43], [100, 100], [120, 120]];
+/// Sequences with other numbers of keys than rows, and none of one.
+const CROSS: &[[usize; 2]] = &[[0, 0], [10, 30], [10, 40], [50, 40], [60, 90], [64, 91]];
+
+fn modifiers() -> Vec<Modifiers> {
+    let none = Modifiers::default();
+    let (window, softcap) = (Some(20), Some(1.5));
+    vec![
+        Modifiers { window, ..none },
+        Modifiers { window: Some(0), ..none },
+        Modifiers { window: Some(usize::MAX), ..none },
+        Modifiers { documents: Some(DOCUMENTS), ..none },
+        Modifiers { documents: Some(CROSS), ..none },
+        Modifiers { documents: Some(DOCUMENTS), window: Some(7), ..none },
+        Modifiers { documents: Some(CROSS), window: Some(7), ..none },
+        Modifiers { documents: Some(&[[0, 0]]), ..none },
+        Modifiers { softcap, ..none },
+        Modifiers { alibi: true, ..none },
+        Modifiers { window, softcap, alibi: true, documents: None },
+    ]
+}
+
+#[test]
+fn every_modifier() {
+    for (i, modifiers) in modifiers().into_iter().enumerate() {
+        let case = Case::new(130, 130, 16).heads(2, 4, 2).dtype(DType::F32).modifiers(modifiers);
+        check(&Device::cpu(), case, &small_tiles());
+        check(&Device::cpu(), case.causal(), &small_tiles());
+        if i % 3 == 0 {
+            check(&Device::cpu(), case.dtype(DType::BF16).causal(), &Options::default());
+        }
+    }
+}
+
+/// Other numbers of keys than of rows: the diagonal ends in the bottom right corner.
+#[test]
+fn modifiers_of_uneven_lengths() {
+    for modifiers in modifiers() {
+        let [rows, keys] = modifiers.documents.map_or([0, 0], |starts| starts[starts.len() - 1]);
+        for (n_q, n_k) in
+            [(64, 200), (200, 93), (120, 120)].into_iter().filter(|&(n_q, n_k)| rows <= n_q && keys <= n_k)
+        {
+            let case = Case::new(n_q, n_k, 16).dtype(DType::F32).modifiers(modifiers);
+            check(&Device::cpu(), case, &small_tiles());
+            check(&Device::cpu(), case.causal(), &small_tiles());
+            if modifiers.alibi {
+                let splits = Options { num_splits: Some(2), ..small_tiles() };
+                check(&Device::cpu(), Case::new(n_q, 5 * n_k, 16).dtype(DType::F32).modifiers(modifiers), &splits);
+            }
+        }
+    }
 }

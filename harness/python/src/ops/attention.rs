@@ -13,7 +13,12 @@ use crate::call::without_gil;
 ///
 /// # Errors
 /// `ValueError` for an unknown precision.
-fn options(causal: bool, scale: Option<f32>, precision: Option<&str>, deterministic: bool) -> PyResult<Options> {
+fn options(
+    causal: bool,
+    scale: Option<f32>,
+    precision: Option<&str>,
+    deterministic: bool,
+) -> PyResult<Options<'static>> {
     let backward = if deterministic { Backward::TwoPass } else { Backward::Auto };
     let precision = precision.map(super::dense::precision).transpose()?;
     Ok(Options { causal, scale, precision, backward, ..Options::default() })

@@ -7,8 +7,8 @@ use clap::Args;
 use half::{bf16, f16};
 use tilewright::Device;
 use tilewright::bench::Timing;
-use tilewright::kernels::attention::config::{Pass, default_tiles};
-use tilewright::kernels::attention::reference::Problem;
+use tilewright::kernels::attention::config::{Pass, default_tiles, modified_tiles};
+use tilewright::kernels::attention::reference::{Modifiers, Problem};
 use tilewright::kernels::attention::{Backward, Options, Tiles};
 
 use super::attention_check::{Attention, Expected, small};
@@ -16,7 +16,7 @@ use super::attention_peer as peer;
 use super::data::Number;
 use super::record::{BenchError, Measured, Recorder, Row, Work};
 use super::tiles::Passes;
-use super::{Common, attention_kinds, tiles};
+use super::{Common, attention_kinds, attention_modifiers, tiles};
 use crate::cli::{CliError, Result};
 
 #[derive(Args)]
@@ -59,6 +59,8 @@ pub struct Arguments {
     forward_only: bool,
     #[command(flatten)]
     passes: Passes,
+    #[command(flatten)]
+    modifiers: attention_modifiers::ModifierArguments,
     /// Maximum number of splits of each loop over KV blocks (split-KV) or query blocks (split-Q). Default: enough to
     /// fill the GPU when the grid has fewer programs than SMs
     #[arg(long, alias = "parts", value_name = "COUNT", conflicts_with = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
@@ -91,8 +93,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
         for &causal in &arguments.causal {
             let scale = f64::from(1.0 / (d as f32).sqrt());
-            let problem =
-                Problem { batch, heads_q: heads, heads_kv: heads, n_q: seq_len, n_k: seq_len, d, causal, scale };
+            let modifiers = arguments.modifiers.of(seq_len)?;
+            let (n_q, n_k) = (seq_len, seq_len);
+            let problem = Problem { batch, heads_q: heads, heads_kv: heads, n_q, n_k, d, causal, scale, modifiers };
             for dtype in dtypes {
                 match dtype.as_str() {
                     "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,
@@ -182,9 +185,10 @@ impl<'a, T: Number> Bench<'a, T> {
         self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
     }
 
-    /// Times candle's matmul and softmax on the same inputs, on the CPU in f32 only.
+    /// Times candle's matmul and softmax on the same inputs, on the CPU in f32 without modifiers only.
     fn peer(&mut self, recorder: &mut Recorder) -> Result<()> {
-        if self.device.is_cuda() || T::dtype().name() != "f32" {
+        let is_modified = self.problem.modifiers != Modifiers::default();
+        if self.device.is_cuda() || T::dtype().name() != "f32" || is_modified {
             return Ok(());
         }
         let measured = peer::Peer::new(&self.full).and_then(|peer| {
@@ -199,7 +203,11 @@ impl<'a, T: Number> Bench<'a, T> {
         if !given.is_empty() {
             return given.to_vec();
         }
-        let mut list = vec![default_tiles(pass, self.problem.d, T::dtype().bytes(), &self.device.target())];
+        let (d, bytes, target) = (self.problem.d, T::dtype().bytes(), self.device.target());
+        let Modifiers { window, documents, softcap, .. } = self.problem.modifiers;
+        let (has_ranges, has_derivative) = (window.is_some() || documents.is_some(), softcap.is_some());
+        let modified = modified_tiles(pass, d, bytes, &target, has_ranges, has_derivative);
+        let mut list = vec![modified.unwrap_or_else(|| default_tiles(pass, d, bytes, &target))];
         if self.arguments.sweep {
             let others = tiles::sweep(pass).into_iter().filter(|&tiles| tiles != list[0]);
             list.extend(others.collect::<Vec<_>>());
@@ -218,12 +226,12 @@ impl<'a, T: Number> Bench<'a, T> {
         measured: &Measured,
     ) -> Result<()> {
         let p = &self.problem;
-        let square = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
-        let flop = factor * 4.0 * square * if p.causal { 0.5 } else { 1.0 };
-        let case = if p.causal { "causal" } else { "full" };
+        let heads = (p.batch * p.heads_q) as f64;
+        let flop = factor * 4.0 * heads * attention_modifiers::pairs(p) * p.d as f64;
+        let case = format!("{}{}", if p.causal { "causal" } else { "full" }, self.arguments.modifiers.text());
         let row = Row::new(kernel, &[p.batch, p.heads_q, p.n_q, p.d], T::dtype().name())
             .case(&match self.arguments.splits {
-                None => case.to_string(),
+                None => case,
                 Some(splits) => format!("{case} splits={splits}"),
             })
             .tiles(tiles)
@@ -245,7 +253,7 @@ impl<'a, T: Number> Bench<'a, T> {
         format!("{} {dq}", tiles::text(choice.dkdv))
     }
 
-    fn options(&self, choice: TileChoice) -> Options {
+    fn options(&self, choice: TileChoice) -> Options<'static> {
         Options {
             backward: if self.one_pass { Backward::OnePass } else { Backward::TwoPass },
             forward_tiles: Some(choice.fwd),

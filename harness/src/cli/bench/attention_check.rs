@@ -1,6 +1,6 @@
 //! Device buffers of an attention problem, and checks of its outputs against f64 references.
 
-use tilewright::kernels::attention::reference::{self, Gradients, Problem};
+use tilewright::kernels::attention::reference::{self, Gradients, ModifierTensors, Modifiers, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::{Buffer, Device, elements};
 
@@ -25,6 +25,7 @@ pub struct Attention<T: Number> {
     dk: Buffer<T>,
     dv: Buffer<T>,
     workspace: Buffer<f32>,
+    modifiers: ModifierTensors,
     /// Maximum number of splits of the forward and of the backward pass, where the options do not set it.
     splits: [Option<usize>; 2],
 }
@@ -42,7 +43,17 @@ pub struct Expected {
 pub fn small(p: &Problem) -> Problem {
     let length = |n: usize| if n <= 2 * MAX_TILE { n } else { MAX_TILE + n % MAX_TILE };
     let heads = p.heads_q.min(2);
-    Problem { batch: p.batch.min(2), heads_q: heads, heads_kv: heads, n_q: length(p.n_q), n_k: length(p.n_k), ..*p }
+    let modifiers =
+        Modifiers { documents: p.modifiers.documents.map(|starts| small_documents(starts, p.n_q)), ..p.modifiers };
+    let (n_q, n_k) = (length(p.n_q), length(p.n_k));
+    Problem { batch: p.batch.min(2), heads_q: heads, heads_kv: heads, n_q, n_k, modifiers, ..*p }
+}
+
+/// Packed sequences whose lengths are those of a problem of `n` rows, shortened to a third of [`MAX_TILE`] rows in all.
+fn small_documents(starts: &[[usize; 2]], n: usize) -> &'static [[usize; 2]] {
+    let shorter = starts.iter().map(|start| start.map(|at| if n <= 2 * MAX_TILE { at } else { at * MAX_TILE / 3 / n }));
+    // A few numbers, for the life of the program: problems are plain values.
+    Vec::leak(shorter.collect())
 }
 
 /// Allocates a workspace that is large enough for the forward pass and both kinds of backward pass.
@@ -77,6 +88,7 @@ impl<T: Number> Attention<T> {
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
             workspace: workspace::<T>(device, &problem, None)?,
+            modifiers: ModifierTensors::new(device, &problem)?,
             splits: [None; 2],
         })
     }
@@ -99,8 +111,21 @@ impl<T: Number> Attention<T> {
         self
     }
 
-    fn with_split(options: &Options, splits: Option<usize>) -> Options {
-        Options { num_splits: options.num_splits.or(splits), ..options.clone() }
+    fn options<'a>(modifiers: &'a ModifierTensors, options: &Options, splits: Option<usize>) -> Options<'a> {
+        let Options { causal, scale, precision, forward_tiles, dkdv_tiles, dq_tiles, backward, .. } = *options;
+        Options {
+            causal,
+            mask: modifiers.mask(),
+            score: modifiers.score(),
+            scale,
+            precision,
+            forward_tiles,
+            dkdv_tiles,
+            dq_tiles,
+            backward,
+            num_splits: options.num_splits.or(splits),
+            stream: options.stream.clone(),
+        }
     }
 
     /// Sets the tolerance to `limit`, for matmuls that are less accurate than the element type.
@@ -131,7 +156,7 @@ impl<T: Number> Attention<T> {
 
     pub fn forward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
-        let options = Self::with_split(options, self.splits[0]);
+        let options = Self::options(&self.modifiers, options, self.splits[0]);
         attention::forward_into(
             &self.device,
             Tensor::dense(self.q.view(), shape)?,
@@ -147,7 +172,7 @@ impl<T: Number> Attention<T> {
     /// Runs the backward pass on the outputs of [`Attention::forward`].
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
-        let options = Self::with_split(options, self.splits[1]);
+        let options = Self::options(&self.modifiers, options, self.splits[1]);
         let saved = Saved {
             q: Tensor::dense(self.q.view(), shape)?,
             k: Tensor::dense(self.k.view(), shape)?,
@@ -224,11 +249,10 @@ impl<T: Number> Attention<T> {
         for &head in &heads {
             let Head { q, k, v, o, lse, .. } = self.head(head)?;
             for &row in &rows {
-                let (p, at) = (self.one_row(row), row * self.problem.d);
-                let seen = p.n_k * p.d;
-                let (o_row, lse_row) = reference::forward(&p, &q[at..at + p.d], &k[..seen], &v[..seen]);
+                let (p, at) = (&self.problem, row * self.problem.d);
+                let (o_row, lse_row) = p.one_row(head % p.heads_q, row, &q[at..at + p.d], &k, &v);
                 want.extend(o_row);
-                want_lse.extend(lse_row);
+                want_lse.push(lse_row);
                 found.extend_from_slice(&o[at..at + p.d]);
                 found_lse.push(lse[row]);
             }
@@ -250,11 +274,10 @@ impl<T: Number> Attention<T> {
             };
             let gradients = [part(&self.dq)?, part(&self.dk)?, part(&self.dv)?];
             for &row in &rows {
-                let (p, at) = (self.one_row(row), row * self.problem.d);
-                let seen = p.n_k * p.d;
+                let (p, at) = (&self.problem, row * self.problem.d);
                 let row_of = |x: &[f64]| x[at..at + p.d].to_vec();
-                let dq = reference::backward(&p, &row_of(&h.q), &h.k[..seen], &h.v[..seen], &row_of(&h.d_o)).dq;
-                let (dk, dv) = self.key_row(&h, row);
+                let dq = p.one_row_gradient(head % p.heads_q, row, &row_of(&h.q), &h.k, &h.v, &row_of(&h.d_o));
+                let (dk, dv) = self.key_row(&h, head % p.heads_q, row);
                 for (i, gradient) in [dq, dk, dv].into_iter().enumerate() {
                     want[i].extend(gradient);
                     found[i].extend(row_of(&gradients[i]));
@@ -264,25 +287,19 @@ impl<T: Number> Attention<T> {
         max_error(self.limit, &[("dq", &found[0], &want[0]), ("dk", &found[1], &want[1]), ("dv", &found[2], &want[2])])
     }
 
-    /// Returns the problem of one query of one head, with the keys that the mask leaves.
-    fn one_row(&self, row: usize) -> Problem {
-        let p = &self.problem;
-        let n_k = if p.causal { row + 1 } else { p.n_k };
-        Problem { batch: 1, heads_q: 1, heads_kv: 1, n_q: 1, n_k, causal: false, ..*p }
-    }
-
     /// Computes dK and dV of key `j`: with P = exp(S − L) and dP = dO Vᵀ, dV = Σ P dO and dK = scale · Σ P (dP − dO·O)
-    /// Q.
-    fn key_row(&self, h: &Head, j: usize) -> (Vec<f64>, Vec<f64>) {
-        let Problem { d, n_q, causal, scale, .. } = self.problem;
+    /// Q, each term times the derivative of the modified score.
+    fn key_row(&self, h: &Head, head: usize, j: usize) -> (Vec<f64>, Vec<f64>) {
+        let Problem { d, n_q, scale, .. } = self.problem;
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let row = |x: &[f64], i: usize| x[i * d..(i + 1) * d].to_vec();
         let (k, v) = (row(&h.k, j), row(&h.v, j));
         let (mut dk, mut dv) = (vec![0.0; d], vec![0.0; d]);
-        for i in if causal { j } else { 0 }..n_q {
+        for i in (0..n_q).filter(|&i| self.problem.seen(i).contains(&j)) {
             let (q, d_o) = (row(&h.q, i), row(&h.d_o, i));
-            let p = (scale * dot(&q, &k) - h.lse[i]).exp();
-            let ds = scale * p * (dot(&d_o, &v) - dot(&d_o, &row(&h.o, i)));
+            let (score, derivative) = self.problem.modified(scale * dot(&q, &k), head, i, j);
+            let p = (score - h.lse[i]).exp();
+            let ds = scale * p * (dot(&d_o, &v) - dot(&d_o, &row(&h.o, i))) * derivative;
             for x in 0..d {
                 dk[x] += ds * q[x];
                 dv[x] += p * d_o[x];
@@ -339,7 +356,17 @@ mod tests {
     use super::*;
 
     fn problem(n: usize, causal: bool) -> Problem {
-        Problem { batch: 1, heads_q: 2, heads_kv: 2, n_q: n, n_k: n, d: 16, causal, scale: 0.25 }
+        Problem {
+            batch: 1,
+            heads_q: 2,
+            heads_kv: 2,
+            n_q: n,
+            n_k: n,
+            d: 16,
+            causal,
+            scale: 0.25,
+            modifiers: Default::default(),
+        }
     }
 
     fn assert_wrong(result: Result<f64, BenchError>, name: &str) {

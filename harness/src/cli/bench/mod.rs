@@ -7,6 +7,7 @@
 mod attention;
 pub(crate) mod attention_check;
 mod attention_kinds;
+mod attention_modifiers;
 mod attention_peer;
 mod comm;
 mod compile;

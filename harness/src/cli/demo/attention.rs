@@ -43,7 +43,10 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
         shape: shape.clone(),
         dtype,
         inputs: BTreeMap::from([("q", q.clone()), ("k", k.clone()), ("v", v.clone())]),
-        outputs: BTreeMap::from([("o", o.clone()), ("lse", (rows.clone(), DType::F32))]),
+        outputs: [("o", o.clone()), ("lse", (rows.clone(), DType::F32))]
+            .into_iter()
+            .chain(modifier_tensors())
+            .collect(),
         calls: Box::new(move |target| {
             let calls = vec![LaunchBuilder { problem, dtype, target }.forward()?];
             Ok(Launches { calls, ..Launches::default() })
@@ -67,7 +70,10 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
             ("dq", gradient(&q)),
             ("dk", gradient(&k)),
             ("dv", gradient(&v)),
-        ]),
+        ])
+        .into_iter()
+        .chain(modifier_tensors())
+        .collect(),
         inputs: BTreeMap::from([("q", q), ("k", k), ("v", v), ("d_o", d_o)]),
         // The backward pass reads the outputs of the forward pass.
         calls: Box::new(move |target| {
@@ -100,7 +106,7 @@ fn problem(inputs: &Inputs, causal: bool) -> Result<Problem> {
         return Err(CliError::Failure(format!("the head dimension is {d}: expected 1 to 256")));
     }
     let scale = f64::from(1.0 / (d as f32).sqrt());
-    Ok(Problem { batch, heads_q, heads_kv, n_q, n_k, d, causal, scale })
+    Ok(Problem { batch, heads_q, heads_kv, n_q, n_k, d, causal, scale, modifiers: Default::default() })
 }
 
 /// Prints a note if the f64 references, which are plain loops, take longer than 20 s.
@@ -122,6 +128,11 @@ fn describe_problem(p: &Problem) -> String {
     let length = if p.n_q == p.n_k { p.n_q.to_string() } else { format!("{}/{}", p.n_q, p.n_k) };
     let mask = if p.causal { " causal" } else { "" };
     format!("[{}, {heads}, {length}, {}]{mask}", p.batch, p.d)
+}
+
+/// The tensors of modifiers, which the dense kernels do not read.
+fn modifier_tensors() -> [(&'static str, (Vec<usize>, DType)); 2] {
+    [("mask_data", (vec![0], DType::I32)), ("score_data", (vec![0], DType::F32))]
 }
 
 /// Builds the launches of one attention problem.
@@ -196,6 +207,8 @@ impl LaunchBuilder<'_> {
             ("n_q", extent("the length of q", p.n_q)?),
             ("n_k", extent("the length of k", p.n_k)?),
             ("scale", LaunchArg::F32(p.scale as f32)),
+            ("mask_number", LaunchArg::I32(0)),
+            ("score_number", LaunchArg::F32(0.0)),
         ];
         Ok(self.call(def, tiles, constants, scalars, grid))
     }

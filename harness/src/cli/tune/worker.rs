@@ -182,8 +182,17 @@ impl Problem {
         match self.shape {
             Shape::Attention([batch, heads, n, d], causal) => {
                 let scale = f64::from(1.0 / (d as f32).sqrt());
-                let problem =
-                    reference::Problem { batch, heads_q: heads, heads_kv: heads, n_q: n, n_k: n, d, causal, scale };
+                let problem = reference::Problem {
+                    batch,
+                    heads_q: heads,
+                    heads_kv: heads,
+                    n_q: n,
+                    n_k: n,
+                    d,
+                    causal,
+                    scale,
+                    modifiers: Default::default(),
+                };
                 let mut attention = Attention::<T>::new(device, problem)?;
                 let options = attention::Options { precision: self.precision, ..attention::Options::new(causal) };
                 attention.forward(&options)?;

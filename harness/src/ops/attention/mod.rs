@@ -12,4 +12,5 @@ mod tiled;
 
 pub use naive::naive_attention;
 pub use tiled::{Tiling, tiled_attention};
-pub use tilewright_candle::attention::{AttentionOptions, QkvLayout, flash_attention, flash_attention_packed};
+pub use tilewright_candle::AttentionOptions;
+pub use tilewright_candle::attention::{QkvLayout, flash_attention, flash_attention_packed};
