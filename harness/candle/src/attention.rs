@@ -1,74 +1,24 @@
 //! FlashAttention-2 by Tilewright kernels.
 
 use candle_core::{Result, Tensor};
-use tilewright::kernels::attention::{self as kernel, Options, Saved};
+use tilewright::kernels::attention::{self as kernel, Saved};
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{self, FloatElement, TensorMut};
 use tilewright::trace::span;
 
+use crate::attention_options::AttentionOptions;
 use crate::check::{bad_argument, same_kind};
 use crate::graph::{record1, record3};
 use crate::memory::{Elem, OutputAlloc, Read, StridedColumns, for_float_type, kernel_error};
 use crate::rope::Rope;
 
-/// Options of [`flash_attention`].
-///
-/// ```
-/// use tilewright_candle::AttentionOptions;
-///
-/// let options = AttentionOptions::new(true).with_scale(0.125).with_deterministic(false);
-/// assert!(options.causal && options.scale == Some(0.125) && !options.deterministic);
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct AttentionOptions {
-    /// Causal mask: row i attends only to the keys j ≤ i + (n_k − n_q).
-    pub causal: bool,
-    /// Factor of the scores, positive; 1/√d by default.
-    pub scale: Option<f64>,
-    /// Whether the gradients have the same bits in every run, which is the default. Otherwise, where that is faster, the
-    /// gradient of q is summed atomically: its last bits vary, and f32 scratch memory of the size of q is allocated.
-    pub deterministic: bool,
-}
-
-impl Default for AttentionOptions {
-    fn default() -> AttentionOptions {
-        AttentionOptions::new(false)
-    }
-}
-
-impl AttentionOptions {
-    /// The default options, with or without the causal mask.
-    pub fn new(causal: bool) -> AttentionOptions {
-        AttentionOptions { causal, scale: None, deterministic: true }
-    }
-
-    pub fn with_scale(self, scale: f64) -> AttentionOptions {
-        AttentionOptions { scale: Some(scale), ..self }
-    }
-
-    pub fn with_deterministic(self, deterministic: bool) -> AttentionOptions {
-        AttentionOptions { deterministic, ..self }
-    }
-
-    fn to_kernel(&self) -> Options {
-        let backward = if self.deterministic { kernel::Backward::TwoPass } else { kernel::Backward::Auto };
-        let options = Options { scale: self.scale.map(|s| s as f32), backward, ..Options::new(self.causal) };
-        #[cfg(feature = "cuda")]
-        if candle_core::cuda::gemm_reduced_precision_f32() {
-            return Options { precision: Some(tilewright::prelude::Precision::Tf32), ..options };
-        }
-        options
-    }
-}
-
 /// Returns O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v
 /// [batch, heads_kv, n_k, d] of any strides, where heads_kv divides heads. O is stored as [batch, n_q, heads, d]: its
-/// transpose to that shape is contiguous. There is no window, no soft cap of scores and no packing of sequences of
-/// variable lengths.
+/// transpose to that shape is contiguous.
 ///
 /// # Errors
-/// Shapes that do not match, a head dimension above 256, a scale that is not positive.
+/// Shapes that do not match, a head dimension above 256, a scale or a softcap that is not positive, packed sequences with
+/// other lengths than the tensors.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
     let _span = span("attention");
     for (name, x) in [("q", q), ("k", k), ("v", v)] {
@@ -78,13 +28,15 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
         }
         same_kind("flash_attention", q, name, x)?;
     }
-    let options = options.to_kernel();
     let (batch, heads, n_q, d) = q.dims4()?;
+    options.check(q)?;
     for_float_type!(q.dtype(), "flash_attention", T => {
         let mut o = OutputAlloc::<T>::new(q.device(), q.elem_count())?;
         let mut lse = OutputAlloc::<f32>::new(q.device(), batch * heads * n_q)?;
         {
             let device = q.device();
+            let modifiers = options.modifiers()?;
+            let options = modifiers.options()?;
             let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
             let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
             let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), &options);
@@ -93,6 +45,7 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
             kernel::forward_into(on, q, k, v, target, lse, workspace.view()?, &options).map_err(kernel_error)?;
         }
         let lse = lse.into_tensor((batch, heads, n_q));
+        let options = options.clone();
         record3("flash_attention", [q, k, v], o, q.shape(), move |[q, k, v], o, grad| {
             let gradients = backward::<T>([q, k, v, o, grad], &lse, &options)?;
             Ok(gradients.map(Some))
@@ -108,7 +61,7 @@ fn allocate_workspace(device: &candle_core::Device, len: usize) -> Result<Output
 fn backward<T: Elem + FloatElement>(
     [q, k, v, o, grad]: [&Tensor; 5],
     lse: &Tensor,
-    options: &Options,
+    options: &AttentionOptions,
 ) -> Result<[Tensor; 3]> {
     let alloc = |x: &Tensor| OutputAlloc::<T>::new(x.device(), x.elem_count());
     let (mut dq, mut dk, mut dv) = (alloc(q)?, alloc(k)?, alloc(v)?);
@@ -118,6 +71,8 @@ fn backward<T: Elem + FloatElement>(
     {
         let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(lse)?;
+        let modifiers = options.modifiers()?;
+        let options = &modifiers.options()?;
         let needed = kernel::backward_workspace::<T>(q.device(), q_shape, k_shape, options);
         let mut workspace = allocate_workspace(device, needed)?;
         let saved = Saved {
@@ -270,7 +225,9 @@ pub fn packed_forward<T: Elem + FloatElement>(
         let (q, k, v) = (q.of(&source)?, k.of(&source)?, v.of(&packed)?);
         let o_heads = o_heads(layout, batch, n);
         let target = TensorMut::strided(o.view()?, o_heads.shape(), o_heads.strides()).map_err(kernel_error)?;
-        let options = AttentionOptions::new(true).to_kernel();
+        let options = AttentionOptions::new(true);
+        let modifiers = options.modifiers()?;
+        let options = modifiers.options()?;
         let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
         let mut workspace = allocate_workspace(qkv.device(), needed)?;
         kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, workspace.view()?, &options)
@@ -295,7 +252,9 @@ pub fn packed_backward<T: Elem + FloatElement>(
     let tokens = batch * n;
     let mut grad_rotated = OutputAlloc::<T>::new(qkv.device(), tokens * rotated_columns)?;
     let mut grad_qkv = OutputAlloc::<T>::new(qkv.device(), tokens * columns)?;
-    let options = AttentionOptions::new(true).to_kernel();
+    let options = AttentionOptions::new(true);
+    let modifiers = options.modifiers()?;
+    let options = modifiers.options()?;
     let packed = Read::<T>::new(qkv)?;
     let ([q, k, v], o_heads) = (qkv_heads(layout, batch, n), o_heads(layout, batch, n));
     let needed = kernel::backward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
@@ -323,17 +282,4 @@ pub fn packed_backward<T: Elem + FloatElement>(
     let [target] = grad_qkv.strided_columns([tokens, columns], [rotated])?;
     rope.rotate_into(packed.device(), source.strided()?, n, target, Direction::Backward)?;
     Ok(grad_qkv.into_tensor((batch, n, columns)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{AttentionOptions, kernel};
-
-    #[test]
-    fn gradients_are_deterministic_unless_options_say_otherwise() {
-        let backward = |options: AttentionOptions| options.to_kernel().backward;
-        assert_eq!(backward(AttentionOptions::default()), kernel::Backward::TwoPass);
-        assert_eq!(backward(AttentionOptions::new(true)), kernel::Backward::TwoPass);
-        assert_eq!(backward(AttentionOptions::new(true).with_deterministic(false)), kernel::Backward::Auto);
-    }
 }

@@ -20,6 +20,7 @@
 #![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]
 
 pub mod attention;
+mod attention_options;
 mod check;
 pub mod convert;
 #[cfg(feature = "cuda")]
@@ -47,7 +48,8 @@ pub mod weight;
 #[doc(hidden)]
 pub use {candle_core, half};
 
-pub use attention::{AttentionOptions, flash_attention, flash_attention_packed};
+pub use attention::{flash_attention, flash_attention_packed};
+pub use attention_options::{AttentionOptions, PackedSequences};
 pub use custom::custom_op;
 pub use elementwise::{cast, silu, silu_unfused, swiglu, swiglu_pair, swiglu_unfused};
 pub use embedding::embedding;

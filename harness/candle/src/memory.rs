@@ -76,7 +76,7 @@ macro_rules! half_slices {
 }
 half_slices!(half::bf16 => BF16);
 half_slices!(half::f16 => F16);
-elems!(f32 => F32, f64 => F64, u32 => U32, i64 => I64);
+elems!(f32 => F32, f64 => F64, u32 => U32, i32 => I32, i64 => I64);
 
 fn wrong_dtype(expected: impl std::fmt::Display, found: DType) -> candle_core::Error {
     candle_core::Error::Msg(format!("expected a tensor of {expected}, found {}", found.as_str()))

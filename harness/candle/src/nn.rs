@@ -5,7 +5,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use candle_nn::{Init, VarBuilder, init};
 
-use crate::attention::AttentionOptions;
+use crate::attention_options::AttentionOptions;
 use crate::check::bad_argument;
 use crate::rope::Rope;
 
@@ -187,7 +187,7 @@ impl RotaryEmbedding {
 }
 
 /// Sizes of an [`Attention`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct AttentionConfig {
     pub d_model: usize,
     pub heads: usize,

@@ -51,6 +51,11 @@ fn read_scalar(at: Scalar<i32>, data: Ptr<i32>, first: Scalar<i64>, n: Scalar<i3
 }
 
 #[device_fn]
+fn fixed_tile(at: Tile<i32>, position: Scalar<i32>) -> Tile<i32> {
+    zeros::<i32>(at.shape()) + position
+}
+
+#[device_fn]
 fn choose_tile(at: Tile<i32>, limit: Scalar<i32>, below: Tile<i32>, other: Tile<i32>) -> Tile<i32> {
     where_(at < limit, below, other)
 }
@@ -62,7 +67,7 @@ fn choose_scalar(at: Scalar<i32>, limit: Scalar<i32>, below: Scalar<i32>, other:
 
 impl Position for Tile<i32> {
     fn fixed(self, position: Scalar<i32>) -> Self {
-        self * 0 + position
+        fixed_tile(self, position)
     }
     fn at_least(self, limit: Scalar<i32>) -> Self {
         maximum(self, limit)

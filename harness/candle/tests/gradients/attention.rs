@@ -2,7 +2,7 @@ use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use candle_nn::{VarBuilder, VarMap};
 use tilewright_candle::nn::{AttentionConfig, RotaryEmbedding, attention};
-use tilewright_candle::{self as ours, AttentionOptions, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, PackedSequences, Rope};
 
 use crate::check::{TYPES, assert_close, check, random, tolerance};
 
@@ -115,4 +115,85 @@ fn attention_module() {
     let steps: Vec<Tensor> =
         (0..7).map(|at| module.forward_cached(&x.narrow(1, at, 1).unwrap(), Some(&mut cache)).unwrap()).collect();
     assert_close("with a cache", &Tensor::cat(&steps, 1).unwrap(), &y, 1e-5);
+}
+
+/// What [`modified_formula`] adds to [`formula`].
+#[derive(Clone, Copy, Default)]
+struct Modifiers<'a> {
+    window: Option<usize>,
+    softcap: Option<f64>,
+    alibi: bool,
+    /// (rows, keys) of packed sequences.
+    packed: Option<[&'a [usize]; 2]>,
+}
+
+/// Attention with modifiers by its definition, in candle's ops.
+fn modified_formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, modifiers: Modifiers) -> Result<Tensor> {
+    let (_, heads, n_q, d) = q.dims4()?;
+    let n_k = k.dim(2)?;
+    let mut scores = (q.contiguous()?.matmul(&k.t()?)? * (d as f64).powf(-0.5))?;
+    if let Some(cap) = modifiers.softcap {
+        scores = ((scores / cap)?.tanh()? * cap)?;
+    }
+    // The first position of each sequence, and the end of the last, for rows and keys.
+    let starts = |side: usize, n: usize| {
+        let lengths = modifiers.packed.map_or(vec![n], |packed| packed[side].to_vec());
+        lengths.iter().fold(vec![0], |starts, length| [&starts[..], &[starts[starts.len() - 1] + length]].concat())
+    };
+    let (rows, keys) = (starts(0, n_q), starts(1, n_k));
+    let mut bias = Vec::new();
+    for head in 0..heads {
+        for (i, j) in (0..n_q).flat_map(|i| (0..n_k).map(move |j| (i, j))) {
+            let s = (0..rows.len() - 1).find(|&s| (rows[s]..rows[s + 1]).contains(&i)).unwrap();
+            let distance = (i + keys[s + 1]) as i64 - (j + rows[s + 1]) as i64;
+            let far = modifiers.window.is_some_and(|window| distance.unsigned_abs() as usize > window);
+            let hidden = !(keys[s]..keys[s + 1]).contains(&j) || far || causal && distance < 0;
+            let slope = if modifiers.alibi { 0.5_f64.powi(head as i32 + 1) } else { 0.0 };
+            bias.push(if hidden { -1e9 } else { -slope * ((i + n_k) as f64 - (j + n_q) as f64).abs() });
+        }
+    }
+    let scores = scores.broadcast_add(&Tensor::from_vec(bias, (heads, n_q, n_k), &Device::Cpu)?)?;
+    candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(v)
+}
+
+/// Sliding windows, softcap, ALiBi and packed sequences, against their definition; every row sees some key.
+#[test]
+fn modifiers() {
+    let none = Modifiers::default();
+    let lengths: &[usize] = &[5, 1, 0, 20, 7];
+    let more_keys: &[usize] = &[9, 1, 3, 20, 20];
+    let cases = [
+        Modifiers { window: Some(6), ..none },
+        Modifiers { softcap: Some(1.5), ..none },
+        Modifiers { alibi: true, ..none },
+        Modifiers { packed: Some([lengths; 2]), ..none },
+        Modifiers { packed: Some([lengths, more_keys]), window: Some(3), ..none },
+        Modifiers { window: Some(9), softcap: Some(2.0), alibi: true, packed: None },
+    ];
+    let (n_q, heads) = (33, 2);
+    for (i, modifiers) in cases.into_iter().enumerate() {
+        let n_k = modifiers.packed.map_or(n_q + 4, |packed| packed[1].iter().sum());
+        // Compiling takes most of the time: not every case in every form.
+        let forms = [(true, DType::F32), (false, DType::F32), (true, DType::BF16)];
+        for (causal, dtype) in forms.into_iter().take(if i % 3 == 0 { 3 } else { 1 }) {
+            let mut options = AttentionOptions::new(causal);
+            (options.softcap, options.window) = (modifiers.softcap, modifiers.window);
+            if modifiers.alibi {
+                options = options.with_alibi_slopes(Tensor::new(&[0.5_f32, 0.25], &Device::Cpu).unwrap());
+            }
+            if let Some([rows, keys]) = modifiers.packed {
+                let packed = PackedSequences::with_keys(rows, keys, causal, modifiers.window, &Device::Cpu).unwrap();
+                options.window = None;
+                options = options.with_packed(packed);
+            }
+            let inputs = [(n_q, 1), (n_k, 2), (n_k, 3)].map(|(n, seed)| random(&[1, heads, n, 16], dtype, seed));
+            check(
+                &format!("attention with modifiers {i}, causal {causal}"),
+                dtype,
+                &inputs,
+                |x| ours::flash_attention(&x[0], &x[1], &x[2], &options),
+                |x| modified_formula(&x[0], &x[1], &x[2], causal, modifiers),
+            );
+        }
+    }
 }

@@ -1,0 +1,225 @@
+//! Options of attention.
+
+use candle_core::{Device, Result, Tensor};
+use tilewright::kernels::attention::documents::document_ranges;
+use tilewright::kernels::attention::{Backward, Mask, Options, Score};
+
+use crate::check::{bad_argument, same_device};
+use crate::memory::{OutputAlloc, Read, kernel_error};
+
+/// Options of [`flash_attention`](crate::flash_attention).
+///
+/// ```
+/// use tilewright_candle::AttentionOptions;
+///
+/// let options = AttentionOptions::new(true).with_window(1024).with_softcap(50.0).with_deterministic(false);
+/// assert!(options.causal && options.window == Some(1024) && !options.deterministic);
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AttentionOptions {
+    /// Causal mask: row i attends only to the keys j ≤ i + (n_k − n_q).
+    pub causal: bool,
+    /// Factor of the scores, positive; 1/√d by default.
+    pub scale: Option<f64>,
+    /// Sliding window: each row sees this many keys before its diagonal, i + (n_k − n_q), the key on it, and without
+    /// `causal` as many after it.
+    pub window: Option<usize>,
+    /// Softcap: a score s becomes c · tanh(s / c), c > 0.
+    pub softcap: Option<f64>,
+    /// ALiBi: the slopes mₕ of all query heads, f32 [heads], which get no gradient. A score s becomes
+    /// s − mₕ · |i + (n_k − n_q) − j|, after the softcap.
+    pub alibi_slopes: Option<Tensor>,
+    /// Packed sequences, each of which sees only itself. They have their own causal mask and window:
+    /// [`AttentionOptions::with_packed`] sets `causal` to theirs, and `window` here has to be `None`.
+    pub packed: Option<PackedSequences>,
+    /// Whether the gradients have the same bits in every run, which is the default. Otherwise, where that is faster, the
+    /// gradient of q is summed atomically: its last bits vary, and f32 scratch memory of the size of q is allocated.
+    pub deterministic: bool,
+}
+
+impl Default for AttentionOptions {
+    fn default() -> AttentionOptions {
+        AttentionOptions::new(false)
+    }
+}
+
+impl AttentionOptions {
+    /// The default options, with or without the causal mask.
+    pub fn new(causal: bool) -> AttentionOptions {
+        AttentionOptions {
+            causal,
+            scale: None,
+            window: None,
+            softcap: None,
+            alibi_slopes: None,
+            packed: None,
+            deterministic: true,
+        }
+    }
+
+    pub fn with_scale(self, scale: f64) -> AttentionOptions {
+        AttentionOptions { scale: Some(scale), ..self }
+    }
+
+    pub fn with_window(self, window: usize) -> AttentionOptions {
+        AttentionOptions { window: Some(window), ..self }
+    }
+
+    pub fn with_softcap(self, softcap: f64) -> AttentionOptions {
+        AttentionOptions { softcap: Some(softcap), ..self }
+    }
+
+    pub fn with_alibi_slopes(self, slopes: Tensor) -> AttentionOptions {
+        AttentionOptions { alibi_slopes: Some(slopes), ..self }
+    }
+
+    pub fn with_packed(self, packed: PackedSequences) -> AttentionOptions {
+        AttentionOptions { causal: packed.causal, packed: Some(packed), ..self }
+    }
+
+    pub fn with_deterministic(self, deterministic: bool) -> AttentionOptions {
+        AttentionOptions { deterministic, ..self }
+    }
+
+    /// # Errors
+    /// Options that contradict each other, or tensors on another device than `q`.
+    pub(crate) fn check(&self, q: &Tensor) -> Result<()> {
+        if let Some(slopes) = &self.alibi_slopes {
+            same_device("flash_attention", q, "alibi_slopes", slopes)?;
+        }
+        let Some(packed) = &self.packed else { return Ok(()) };
+        same_device("flash_attention", q, "packed", &packed.ranges)?;
+        if self.window.is_some() {
+            let expected = "no window beside packed sequences: PackedSequences has it";
+            return Err(bad_argument("flash_attention", "window", expected, format!("{:?}", self.window)));
+        }
+        if self.causal != packed.causal {
+            let expected = format!("{}, as the packed sequences have it", packed.causal);
+            return Err(bad_argument("flash_attention", "causal", &expected, self.causal.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Borrows the tensors of the modifiers.
+    ///
+    /// # Errors
+    /// Tensors of other dtypes.
+    pub(crate) fn modifiers(&self) -> Result<Modifiers<'_>> {
+        let slopes = self.alibi_slopes.as_ref().map(Read::new).transpose()?;
+        let ranges = self.packed.as_ref().map(|packed| Read::new(&packed.ranges)).transpose()?;
+        Ok(Modifiers { options: self, slopes, ranges })
+    }
+}
+
+/// Options with the borrowed tensors of their modifiers.
+pub(crate) struct Modifiers<'t> {
+    options: &'t AttentionOptions,
+    slopes: Option<Read<'t, f32>>,
+    ranges: Option<Read<'t, i32>>,
+}
+
+impl Modifiers<'_> {
+    /// The options of the kernels.
+    ///
+    /// # Errors
+    /// Slopes that are not contiguous.
+    pub fn options(&self) -> Result<Options<'_>> {
+        let AttentionOptions { causal, scale, window, softcap, deterministic, .. } = self.options;
+        let mask = match (&self.ranges, window) {
+            (Some(ranges), _) => Mask::documents(ranges.view()?),
+            (None, Some(size)) => Mask::window(*size),
+            (None, None) => Mask::default(),
+        };
+        let cap = softcap.map(|cap| cap as f32);
+        let score = match (cap, &self.slopes) {
+            (Some(cap), Some(slopes)) => Score::softcap_alibi(cap, slopes.view()?),
+            (Some(cap), None) => Score::softcap(cap),
+            (None, Some(slopes)) => Score::alibi(slopes.view()?),
+            (None, None) => Score::default(),
+        };
+        let backward = if *deterministic { Backward::TwoPass } else { Backward::Auto };
+        let scale = scale.map(|s| s as f32);
+        let options = Options { mask, score, scale, backward, ..Options::new(*causal) };
+        #[cfg(feature = "cuda")]
+        if candle_core::cuda::gemm_reduced_precision_f32() {
+            return Ok(Options { precision: Some(tilewright::prelude::Precision::Tf32), ..options });
+        }
+        Ok(options)
+    }
+}
+
+/// Sequences of different lengths, packed one after the other into one row dimension: q [batch, heads, n_q, d] with n_q
+/// the sum of their lengths. Computed once for a batch of text, and used by all layers.
+#[derive(Clone, Debug)]
+pub struct PackedSequences {
+    causal: bool,
+    /// i32 [2 · (n_q + n_k)], as [`document_ranges`] writes them.
+    ranges: Tensor,
+}
+
+impl PackedSequences {
+    /// Sequences of these lengths, for queries and keys alike. `window` is as in [`AttentionOptions`], for each sequence.
+    ///
+    /// # Errors
+    /// Too many tokens; the device is out of memory.
+    pub fn new(lengths: &[usize], causal: bool, window: Option<usize>, device: &Device) -> Result<PackedSequences> {
+        PackedSequences::with_keys(lengths, lengths, causal, window, device)
+    }
+
+    /// Sequences with `rows[s]` queries and `keys[s]` keys each. The diagonal of each ends in its bottom right corner.
+    ///
+    /// # Errors
+    /// As [`PackedSequences::new`]; other numbers of sequences.
+    pub fn with_keys(
+        rows: &[usize],
+        keys: &[usize],
+        causal: bool,
+        window: Option<usize>,
+        device: &Device,
+    ) -> Result<PackedSequences> {
+        let what = "PackedSequences";
+        if rows.len() != keys.len() {
+            let expected = format!("the lengths of {} sequences", rows.len());
+            return Err(bad_argument(what, "keys", &expected, format!("those of {}", keys.len())));
+        }
+        let starts = |name, lengths: &[usize]| -> Result<Vec<i32>> {
+            let mut starts = vec![0_i32];
+            for length in lengths {
+                let end = starts.last().and_then(|start| start.checked_add(i32::try_from(*length).ok()?));
+                let end = end.ok_or_else(|| {
+                    let found = "more tokens in all".to_string();
+                    bad_argument(what, name, format!("at most {} tokens in all", i32::MAX), found)
+                })?;
+                starts.push(end);
+            }
+            Ok(starts)
+        };
+        let (rows, keys) = (starts("rows", rows)?, starts("keys", keys)?);
+        let extents = [&rows, &keys].map(|starts| starts[starts.len() - 1] as usize);
+        let count = rows.len();
+        let [rows, keys] = [rows, keys].map(|starts| Tensor::from_vec(starts, count, device));
+        let (rows, keys) = (rows?, keys?);
+        let len = 2 * (extents[0] + extents[1]);
+        let mut ranges = OutputAlloc::<i32>::new(device, len)?;
+        {
+            let (rows, keys) = (Read::<i32>::new(&rows)?, Read::<i32>::new(&keys)?);
+            let (on, lengths) = (rows.device(), [rows.view()?, keys.view()?]);
+            document_ranges(on, lengths, extents, causal, window, ranges.view()?, None).map_err(kernel_error)?;
+        }
+        Ok(PackedSequences { causal, ranges: ranges.into_tensor(len) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AttentionOptions, Backward};
+
+    #[test]
+    fn gradients_are_deterministic_unless_options_say_otherwise() {
+        let backward = |options: AttentionOptions| options.modifiers().unwrap().options().unwrap().backward;
+        assert_eq!(backward(AttentionOptions::default()), Backward::TwoPass);
+        assert_eq!(backward(AttentionOptions::new(true)), Backward::TwoPass);
+        assert_eq!(backward(AttentionOptions::new(true).with_deterministic(false)), Backward::Auto);
+    }
+}
