@@ -25,6 +25,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "formulas and shapes are full of brackets: y[r], x [rows, d]")]
 
+pub mod activation;
 pub mod adamw;
 pub mod attention;
 mod blocks;
@@ -68,6 +69,8 @@ pub static AUTOTUNED: &[&Autotune] = &[
 
 /// All kernels, sorted by name.
 pub static KERNELS: &[&KernelDef] = &[
+    &activation::ACTIVATION_BWD,
+    &activation::ACTIVATION_FWD,
     &adamw::ADAMW,
     &adamw::ADAMW_CONTROLLED,
     &adamw::ADAMW_TWO_PEERS,
@@ -92,8 +95,6 @@ pub static KERNELS: &[&KernelDef] = &[
     &rms_norm::RMS_NORM_FWD,
     &rope::ROPE_AT,
     &rope::ROPE_FROM,
-    &swiglu::SILU_BWD,
-    &swiglu::SILU_FWD,
     &softmax::SOFTMAX_BWD,
     &softmax::SOFTMAX_ROWS,
     &softmax::SOFTMAX_WIDE_ROWS,

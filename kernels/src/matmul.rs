@@ -5,24 +5,11 @@
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix multiplication
 //! tutorial, here [`swizzle2d`]).
 
+use crate::activation::{Activation, activate};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
-
-constexpr_enum! {
-    /// The activation, applied to each element in f32.
-    pub enum Activation {
-        /// x
-        None,
-        /// max(x, 0)
-        Relu,
-        /// x · Φ(x) with the normal distribution function Φ(x) = (1 + erf(x/√2)) / 2 (Hendrycks and Gimpel, 2016)
-        Gelu,
-        /// x · σ(x)
-        Silu,
-    }
-}
 
 constexpr_enum! {
     /// The vector that is added to a·b.
@@ -189,17 +176,6 @@ pub fn matmul<T: Float>(
 /// Dimensions of a matrix from the fastest-varying in memory to the slowest.
 fn order(col_major: bool) -> [usize; 2] {
     if col_major { [0, 1] } else { [1, 0] }
-}
-
-/// The activation, elementwise.
-#[device_fn]
-fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
-    match activation {
-        Activation::None => x,
-        Activation::Relu => maximum(x, 0.0),
-        Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
-        Activation::Silu => x * sigmoid(x),
-    }
 }
 
 /// Options of a GEMM.

@@ -1,5 +1,5 @@
-//! SiLU: y = x · σ(x) with the logistic function σ (Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units", 2018),
-//! and SwiGLU: y = silu(a) · b (Shazeer, "GLU variants improve Transformer", 2020), with their gradients.
+//! SwiGLU: y = silu(a) · b (Shazeer, "GLU variants improve Transformer", 2020), and its gradients. SiLU alone is an
+//! [`Activation`](crate::activation::Activation).
 //!
 //! With g = ∂L/∂y, and silu′(a) = σ(a) · (1 + a · (1 − σ(a))),
 //!
@@ -16,60 +16,6 @@ use tilewright_runtime::prelude::*;
 fn silu_and_grad(x: Tile<f32>) -> (Tile<f32>, Tile<f32>) {
     let s = sigmoid(x);
     (x * s, s * (1.0 + x * (1.0 - s)))
-}
-
-/// y = silu(x), computed in f32.
-///
-/// One program per tile.
-#[kernel]
-pub fn silu_fwd<T: Float>(
-    x: In<T>,
-    y: Out<T>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    rows: i32,
-    d: i32,
-    #[constexpr] rows_tile: usize,
-    #[constexpr] d_tile: usize,
-) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let (row, col) = tile_start(d, tile);
-    let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
-    let y_block = row_block(y, shape, (y_stride_row, y_stride_d), row, tile).advance([0, col]);
-    let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-    store(y_block, (xt * sigmoid(xt)).to::<T>(), boundary_check = [0, 1]);
-}
-
-/// grad_x = grad_y · silu′(x), computed in f32.
-///
-/// One program per tile.
-#[kernel]
-pub fn silu_bwd<T: Float>(
-    x: In<T>,
-    grad_y: In<T>,
-    grad_x: Out<T>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    grad_y_stride_row: i64,
-    grad_y_stride_d: i64,
-    grad_x_stride_row: i64,
-    grad_x_stride_d: i64,
-    rows: i32,
-    d: i32,
-    #[constexpr] rows_tile: usize,
-    #[constexpr] d_tile: usize,
-) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let (row, col) = tile_start(d, tile);
-    let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
-    let g_block = row_block(grad_y, shape, (grad_y_stride_row, grad_y_stride_d), row, tile).advance([0, col]);
-    let grad_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile).advance([0, col]);
-    let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-    let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-    let (_, derivative) = silu_and_grad(xt);
-    store(grad_block, (g * derivative).to::<T>(), boundary_check = [0, 1]);
 }
 
 /// y = silu(a) · b, computed in f32.
@@ -141,67 +87,10 @@ pub fn swiglu_bwd<T: Float>(
     store(grad_b_block, (g * value).to::<T>(), boundary_check = [0, 1]);
 }
 
-/// y = silu(x), both [rows, d].
-///
-/// # Errors
-/// Shapes that differ; tensors on another device; launch errors.
-pub fn silu<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: TensorMut<'_, T, 2>) -> Result<()> {
-    const NAME: &str = "silu_fwd";
-    let [rows, d] = x.shape();
-    expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    let tiles = ElementwiseTiles::new(rows, d);
-    SiluFwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        y_stride_row: y.strides()[0],
-        y_stride_d: y.strides()[1],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
-        x: &x.data,
-        y: &mut y.data,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
-    }
-    .launch_with(device, &tiles.config())
-}
-
-/// grad_x [rows, d], given the gradient grad_y [rows, d] of silu(x).
-///
-/// # Errors
-/// As [`silu`].
-pub fn silu_backward<T: FloatElement>(
-    device: &Device,
-    x: Tensor<'_, T, 2>,
-    grad_y: Tensor<'_, T, 2>,
-    mut grad_x: TensorMut<'_, T, 2>,
-) -> Result<()> {
-    const NAME: &str = "silu_bwd";
-    let [rows, d] = x.shape();
-    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
-    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
-    let tiles = ElementwiseTiles::new(rows, d);
-    SiluBwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        grad_y_stride_row: grad_y.strides()[0],
-        grad_y_stride_d: grad_y.strides()[1],
-        grad_x_stride_row: grad_x.strides()[0],
-        grad_x_stride_d: grad_x.strides()[1],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
-        x: &x.data,
-        grad_y: &grad_y.data,
-        grad_x: &mut grad_x.data,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
-    }
-    .launch_with(device, &tiles.config())
-}
-
 /// y = silu(a) · b, all [rows, d]. The gate and up projections of one fused GEMM are passed as two strided tensors.
 ///
 /// # Errors
-/// As [`silu`].
+/// Shapes that differ; tensors on another device; launch errors.
 pub fn forward<T: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
@@ -234,7 +123,7 @@ pub fn forward<T: FloatElement>(
 /// grad_a and grad_b, given the gradient grad_y of silu(a) · b, all [rows, d].
 ///
 /// # Errors
-/// As [`silu`].
+/// As [`forward`].
 pub fn backward<T: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
@@ -276,15 +165,14 @@ pub fn backward<T: FloatElement>(
 
 /// The reference in f64, element by element.
 pub mod reference {
-    /// silu(x)
-    pub fn silu(x: f64) -> f64 {
-        x / (1.0 + (-x).exp())
+    use crate::activation::{Activation, reference};
+
+    fn silu(x: f64) -> f64 {
+        reference::forward(x, Activation::Silu)
     }
 
-    /// silu′(x), from the quotient rule.
-    pub fn silu_grad(x: f64) -> f64 {
-        let e = (-x).exp();
-        (1.0 + e + x * e) / ((1.0 + e) * (1.0 + e))
+    fn silu_grad(x: f64) -> f64 {
+        reference::derivative(x, Activation::Silu)
     }
 
     /// y of a and b.

@@ -2,7 +2,8 @@
 //! GPU: interleaved in five rounds, on the same matrices. Prints one JSON row per round and configuration.
 
 use tilewright::bench::do_bench;
-use tilewright::kernels::matmul::{self, Activation, Options};
+use tilewright::kernels::activation::Activation;
+use tilewright::kernels::matmul::{self, Options};
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Buffer, Device, LaunchConfig};
 use tilewright_codegen::ir::Precision;

@@ -2,11 +2,11 @@
 
 use crate::consts;
 use tilewright::autotune::Config;
+use tilewright::kernels::activation::Activation;
 use tilewright::kernels::attention::config::{Pass, default_tiles};
-use tilewright::kernels::matmul::Activation;
 use tilewright::kernels::{
-    KERNELS, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul, rank_sum, rms_norm,
-    rope, softmax, swiglu, weighted_sum,
+    KERNELS, activation, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul, rank_sum,
+    rms_norm, rope, softmax, swiglu, weighted_sum,
 };
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::{DType, Func};
@@ -89,7 +89,17 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
                 .to_vec(),
             options(4, 3),
         )
-    } else if [&swiglu::SILU_FWD, &swiglu::SILU_BWD, &swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
+    } else if is(&activation::ACTIVATION_FWD) {
+        let consts = consts! {
+            rows_tile = 2usize, d_tile = 1024usize, activation = Activation::Gelu, has_bias = true, has_residual = true,
+        };
+        (consts.to_vec(), options(4, 3))
+    } else if is(&activation::ACTIVATION_BWD) {
+        let consts = consts! {
+            rows_tile = 2usize, d_tile = 1024usize, activation = Activation::GeluTanh, has_bias = true,
+        };
+        (consts.to_vec(), options(4, 3))
+    } else if [&swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
         || is(&cast::CAST)
         || is(&cross_entropy::CROSS_ENTROPY_BWD)
     {

@@ -7,7 +7,8 @@ pub use crate::training::*;
 
 use crate::numerics::{HostTensor, Random, TF32_TOLERANCE, gapped, tolerance};
 use tilewright::codegen::ir::DType;
-use tilewright::kernels::matmul::{Activation, Options};
+use tilewright::kernels::activation::Activation;
+use tilewright::kernels::matmul::Options;
 use tilewright::kernels::{FloatElement, Tensor, TensorMut, column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::*;
 
@@ -247,9 +248,16 @@ pub fn activated(x: f64, activation: Activation) -> f64 {
         Activation::None => x,
         Activation::Relu => (x + x.abs()) / 2.0,
         Activation::Gelu => x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt())),
+        Activation::GeluTanh => {
+            let u = std::f64::consts::FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3));
+            x - x / (1.0 + (2.0 * u).exp())
+        }
         Activation::Silu => x / (1.0 + (-x).exp()),
     }
 }
+
+/// The activations that are not the identity.
+pub const ACTIVATIONS: [Activation; 4] = [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
 
 /// Runs a check, generic over the element type, for all element types of the kernels.
 #[macro_export]

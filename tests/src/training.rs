@@ -1,12 +1,13 @@
 //! The kernels of training steps on a device, against their f64 references: a continuation of [`crate::on_device`].
 
 use crate::numerics::{HostTensor, Random, tolerance};
-use crate::on_device::{DeviceTensor, F32, Spacing, ok};
+use crate::on_device::{ACTIVATIONS, DeviceTensor, F32, Spacing, activated, ok};
 use tilewright::codegen::ir::DType;
+use tilewright::kernels::activation::Activation;
 use tilewright::kernels::rope::{Direction, Pairs, Rotation};
 use tilewright::kernels::{
-    FloatElement, IndexElement, Tensor, TensorMut, adamw, cast, cross_entropy, embedding, layer_norm, rank_sum, rope,
-    swiglu,
+    FloatElement, IndexElement, Tensor, TensorMut, activation, adamw, cast, cross_entropy, embedding, layer_norm,
+    rank_sum, rope, swiglu,
 };
 use tilewright::prelude::*;
 
@@ -87,7 +88,7 @@ pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
     grad_b.check(&format!("{what}, grad_b"), &want.b, F32);
 }
 
-/// Checks SiLU and SwiGLU, and their gradients.
+/// Checks SwiGLU and its gradients.
 pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
     let what = format!("swiglu {} [{rows}, {d}] {spacing:?}", T::dtype());
     let mut random = Random::new(12);
@@ -109,15 +110,42 @@ pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spa
     let (want_a, want_b) = swiglu::reference::backward(&a_values, &b.values(), &g_values);
     grad_a.check(&format!("{what}, grad_a"), &want_a, allowed);
     grad_b.check(&format!("{what}, grad_b"), &want_b, allowed);
+}
 
-    let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
-    ok(swiglu::silu(device, a.input(), y.output()));
-    let want: Vec<f64> = a_values.iter().map(|a| swiglu::reference::silu(*a)).collect();
-    y.check(&format!("{what}, silu"), &want, allowed);
-    let mut grad_x = DeviceTensor::<T>::poisoned(device, &shape, spacing);
-    ok(swiglu::silu_backward(device, a.input(), g.input(), grad_x.output()));
-    let want: Vec<f64> = a_values.iter().zip(&g_values).map(|(a, g)| g * swiglu::reference::silu_grad(*a)).collect();
-    grad_x.check(&format!("{what}, grad of silu"), &want, allowed);
+/// Checks every activation and its gradient, alone and with bias and residual.
+pub fn check_activation<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
+    let mut random = Random::new(15);
+    let values: Vec<f64> = (0..rows * d).map(|_| 20.0 * random.number().powi(3)).collect();
+    let shape = [rows, d];
+    let x = DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let bias = DeviceTensor::<T>::random(device, &[d], spacing, &mut random);
+    let [residual, g] = [(); 2].map(|()| DeviceTensor::<T>::random(device, &shape, spacing, &mut random));
+    let (xs, biases, residuals, gs) = (x.values(), bias.values(), residual.values(), g.values());
+    let allowed = tolerance(T::dtype());
+    // Each activation alone, and the combinations with bias and residual.
+    let alone = ACTIVATIONS.map(|activation| (activation, false, false));
+    let combined =
+        [(true, false), (false, true), (true, true)].map(|(bias, residual)| (Activation::None, bias, residual));
+    for (activation, has_bias, has_residual) in
+        alone.into_iter().chain(combined).chain([(Activation::Gelu, true, true)])
+    {
+        let what = format!(
+            "{activation:?} {} [{rows}, {d}] {spacing:?}, bias {has_bias}, residual {has_residual}",
+            T::dtype()
+        );
+        let bias = || has_bias.then(|| bias.input());
+        let shifted = |i: usize| if has_bias { xs[i] + biases[i % d] } else { xs[i] };
+        let residual = has_residual.then(|| residual.input());
+        let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
+        ok(activation::forward(device, x.input(), bias(), activation, residual, y.output()));
+        let added = |i: usize| if has_residual { residuals[i] } else { 0.0 };
+        let want = (0..rows * d).map(|i| activated(shifted(i), activation) + added(i));
+        y.check(&what, &want.collect::<Vec<_>>(), allowed);
+        let mut grad_x = DeviceTensor::<T>::poisoned(device, &shape, spacing);
+        ok(activation::backward(device, x.input(), bias(), activation, g.input(), grad_x.output()));
+        let want = (0..rows * d).map(|i| gs[i] * activation::reference::derivative(shifted(i), activation));
+        grad_x.check(&format!("{what}, grad"), &want.collect::<Vec<_>>(), allowed);
+    }
 }
 
 /// Checks cross-entropy and its gradient, with i32 and i64 targets.

@@ -13,12 +13,12 @@ mod training;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use tilewright::codegen::ir::DType;
-use tilewright::kernels::matmul::{Activation, Options};
+use tilewright::kernels::matmul::Options;
 use tilewright::kernels::{Tensor, TensorMut, matmul, softmax};
 use tilewright::prelude::*;
 use tilewright_tests::for_types;
 use tilewright_tests::numerics::{HostTensor, Random, dense, tolerance};
-use tilewright_tests::on_device::{ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, Spacing, check_matmul};
+use tilewright_tests::on_device::{ACTIVATIONS, ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, Spacing, check_matmul};
 
 /// GPU 0, locked for one test at a time: a device fault ends all work in flight, and must be attributed to the test
 /// that caused it.
@@ -142,7 +142,7 @@ fn matmul_of_any_strides() {
 #[test]
 fn matmul_with_activations_and_precisions() {
     let Some(gpu) = gpu() else { return };
-    for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+    for activation in ACTIVATIONS {
         let options = Options { activation, ..Options::default() };
         for_types!(check_matmul(&gpu, [200, 150, 100], DENSE, ColumnMajor::default(), options));
     }

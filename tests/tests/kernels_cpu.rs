@@ -1,11 +1,11 @@
 //! Every kernel on the CPU, through its host function, against its f64 reference.
 
 use tilewright::Device;
-use tilewright::kernels::matmul::{Activation, Options};
+use tilewright::kernels::matmul::Options;
 use tilewright::kernels::{Tensor, TensorMut, matmul, softmax, weighted_sum};
 use tilewright::prelude::{Buffer, Precision};
 use tilewright_tests::for_types;
-use tilewright_tests::on_device::{ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, check_matmul};
+use tilewright_tests::on_device::{ACTIVATIONS, ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, check_matmul};
 
 const SHAPES: [[usize; 2]; 7] = [[1, 1], [17, 1], [1, 17], [127, 17], [16, 64], [33, 1000], [700, 20]];
 
@@ -60,7 +60,7 @@ fn matmul_of_any_strides() {
         let columns = ColumnMajor { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
         for_types!(check_matmul(&cpu, [40, 33, 65], ALIGNED_GAPS, columns, Options::default()));
     }
-    for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+    for activation in ACTIVATIONS {
         let options = Options { activation, ..Options::default() };
         for_types!(check_matmul(&cpu, [20, 30, 10], GAPS, ColumnMajor::default(), options));
     }

@@ -1,7 +1,8 @@
 //! Every kernel against its f64 reference in the interpreter (as recorded, specialized, and after the GPU passes) and
 //! on the simulated GPU, at small odd shapes with gaps between the elements. No GPU is needed.
 
-use tilewright::kernels::matmul::{Activation, Addend, Bias};
+use tilewright::kernels::activation::Activation;
+use tilewright::kernels::matmul::{Addend, Bias};
 use tilewright::kernels::{column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
@@ -9,7 +10,7 @@ use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, RowLoopCase, SIMULATED, interpret, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
-use tilewright_tests::on_device::activated;
+use tilewright_tests::on_device::{ACTIVATIONS, activated};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -412,7 +413,7 @@ fn matmul_matches() {
             }
         }
     }
-    for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
+    for activation in ACTIVATIONS {
         check_matmul(&MatmulCase { activation, shape: [5, 6, 7], ..base });
     }
     for (bias, activation) in [(Bias::Columns, Activation::Gelu), (Bias::Rows, Activation::None)] {

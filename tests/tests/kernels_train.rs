@@ -1,12 +1,12 @@
 //! The kernels of training steps on the CPU, through their host functions, against their f64 references.
 
 use tilewright::kernels::rope::Direction;
-use tilewright::kernels::{Tensor, TensorMut, adamw, cross_entropy, rope};
+use tilewright::kernels::{Tensor, TensorMut, activation, adamw, cross_entropy, rope};
 use tilewright::prelude::*;
 use tilewright_codegen::ir::DType;
 use tilewright_tests::for_types;
 use tilewright_tests::numerics::{HostTensor, Random, relative_error, tolerance};
-use tilewright_tests::on_device::{DENSE, GAPS, OFFSET, STEPS, Spacing, check_unusual_cross_entropy};
+use tilewright_tests::on_device::{ACTIVATIONS, DENSE, GAPS, OFFSET, STEPS, Spacing, check_unusual_cross_entropy};
 
 /// Rows and columns: each shape is compiled for every type.
 const SHAPES: [[usize; 2]; 4] = [[1, 1], [17, 1], [127, 19], [16, 64]];
@@ -32,6 +32,48 @@ fn swiglu_and_its_gradients() {
     let cpu = Device::cpu();
     each_shape(|shape, spacing| for_types!(check_swiglu(&cpu, shape, spacing)));
     for_types!(check_swiglu(&cpu, [3, 5001], GAPS));
+}
+
+#[test]
+fn activations_and_their_gradients() {
+    let cpu = Device::cpu();
+    each_shape(|shape, spacing| for_types!(check_activation(&cpu, shape, spacing)));
+    for_types!(check_activation(&cpu, [3, 5001], GAPS));
+}
+
+/// f(x) and f′(x) in f32 for large |x|, infinities and NaN: no overflow in between gives NaN.
+#[test]
+fn activations_of_extreme_numbers() {
+    let cpu = Device::cpu();
+    let xs = [-1e38, -1e20, -100.0, -19.0, 0.0, 19.0, 100.0, 1e20, 1e38, f32::NAN];
+    let x = Buffer::from_slice(&cpu, &xs).unwrap();
+    let ones = Buffer::from_slice(&cpu, &[1.0f32; 10]).unwrap();
+    let matrix = |x: &Buffer<f32>| x.to_vec().unwrap();
+    for activation in ACTIVATIONS {
+        let [mut y, mut grad] = [(); 2].map(|()| Buffer::<f32>::uninit(&cpu, 10).unwrap());
+        let input = |x| Tensor::dense(x, [1, 10]).unwrap();
+        let output = |x| TensorMut::dense(x, [1, 10]).unwrap();
+        activation::forward(&cpu, input(x.view()), None, activation, None, output(y.view_mut())).unwrap();
+        activation::backward(&cpu, input(x.view()), None, activation, input(ones.view()), output(grad.view_mut()))
+            .unwrap();
+        for (i, (y, grad)) in matrix(&y).into_iter().zip(matrix(&grad)).enumerate() {
+            let x = f64::from(xs[i]);
+            if x.is_nan() {
+                assert!(y.is_nan(), "{activation:?}");
+                continue;
+            }
+            let (want, want_grad) = (
+                activation::reference::forward(x, activation),
+                if x.abs() > 18.0 {
+                    f64::from(u8::from(x > 0.0))
+                } else {
+                    activation::reference::derivative(x, activation)
+                },
+            );
+            assert!((f64::from(y) - want).abs() <= 1e-5 * want.abs().max(1e-2), "{activation:?} of {x}: {y}, {want}");
+            assert!((f64::from(grad) - want_grad).abs() <= 1e-6, "{activation:?}′ of {x}: {grad}, {want_grad}");
+        }
+    }
 }
 
 #[test]
@@ -209,6 +251,7 @@ fn empty_tensors() {
     for_types!(check_cross_entropy(&cpu, [0, 5], DENSE));
     for shape in [[0, 5], [5, 0], [0, 0]] {
         for_types!(check_swiglu(&cpu, shape, DENSE));
+        for_types!(check_activation(&cpu, shape, DENSE));
         for_types!(check_cast(&cpu, shape, DENSE));
         for_types!(check_embedding(&cpu, shape, DENSE));
     }

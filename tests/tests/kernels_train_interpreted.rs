@@ -2,13 +2,15 @@
 //! simulated GPU, against their f64 references, at small odd shapes with gaps between the elements. No GPU is needed.
 
 use tilewright::kernels::rope::{Direction, Pairs, Rotation};
-use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rope, swiglu};
+use tilewright::kernels::{
+    activation, adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rope, swiglu,
+};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, Form, RowLoopCase, SIMULATED, interpret, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
-use tilewright_tests::on_device::indices;
+use tilewright_tests::on_device::{ACTIVATIONS, activated, indices};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -142,16 +144,49 @@ fn swiglu_and_its_gradients_match() {
             let (want_a, want_b) = swiglu::reference::backward(&xs, &b.values(), &gs);
             out.check("grad_a", &want_a, allowed);
             second.check("grad_b", &want_b, allowed);
-            run(form, &swiglu::SILU_FWD, args![Arg::In(&a), Arg::Out(&mut out); s[0], s[1], s[0], s[1], rows, d]);
-            let want: Vec<f64> = xs.iter().map(|x| swiglu::reference::silu(*x)).collect();
-            out.check("silu_fwd", &want, allowed);
-            run(
+        }
+    });
+}
+
+#[test]
+fn activations_and_their_gradients_match() {
+    each_case(|dtype, shape, s| {
+        let ([rows, d], mut random) = (shape, Random::new(9));
+        let x = floats(dtype, &shape, s, 8.0, &mut random);
+        let bias = HostTensor::random(dtype, &[d], &[s[1]], &mut random);
+        let [residual, g] = [(); 2].map(|()| HostTensor::random(dtype, &shape, s, &mut random));
+        let (biases, residuals, gs, allowed) = (bias.values(), residual.values(), g.values(), tolerance(dtype));
+        let xs: Vec<f64> = x.values().iter().enumerate().map(|(i, x)| x + biases[i % d]).collect();
+        for (form, activation) in forms().flat_map(|form| ACTIVATIONS.map(|activation| (form, activation))) {
+            let mut out = HostTensor::poisoned(dtype, &shape, s);
+            let tile = consts! { rows_tile = 2usize, d_tile = 8usize, activation = activation, has_bias = true };
+            let all: Vec<_> = tile.iter().cloned().chain(consts! { has_residual = true }.iter().cloned()).collect();
+            interpret(
                 form,
-                &swiglu::SILU_BWD,
-                args![Arg::In(&a), Arg::In(&g), Arg::Out(&mut out); s[0], s[1], s[0], s[1], s[0], s[1], rows, d],
+                &activation::ACTIVATION_FWD,
+                &[dtype],
+                &all,
+                tiles(shape),
+                args![
+                    Arg::In(&x), Arg::In(&bias), Arg::In(&residual), Arg::Out(&mut out);
+                    s[0], s[1], s[1], s[0], s[1], s[0], s[1], rows, d
+                ],
             );
-            let want: Vec<f64> = xs.iter().zip(&gs).map(|(x, g)| g * swiglu::reference::silu_grad(*x)).collect();
-            out.check("silu_bwd", &want, allowed);
+            let want = xs.iter().zip(&residuals).map(|(x, r)| activated(*x, activation) + r);
+            out.check(&format!("{activation:?}"), &want.collect::<Vec<_>>(), allowed);
+            interpret(
+                form,
+                &activation::ACTIVATION_BWD,
+                &[dtype],
+                tile,
+                tiles(shape),
+                args![
+                    Arg::In(&x), Arg::In(&bias), Arg::In(&g), Arg::Out(&mut out);
+                    s[0], s[1], s[1], s[0], s[1], s[0], s[1], rows, d
+                ],
+            );
+            let want = xs.iter().zip(&gs).map(|(x, g)| g * activation::reference::derivative(*x, activation));
+            out.check(&format!("{activation:?}, grad"), &want.collect::<Vec<_>>(), allowed);
         }
     });
 }

@@ -3,7 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
-use tilewright::kernels::matmul::{Activation, MATMUL};
+use tilewright::kernels::activation::Activation;
+use tilewright::kernels::matmul::MATMUL;
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::Specialization;

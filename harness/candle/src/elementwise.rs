@@ -1,4 +1,4 @@
-//! SiLU, SwiGLU and casts, by Tilewright kernels.
+//! SwiGLU and casts, by Tilewright kernels.
 
 use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::{self, FloatElement, swiglu as kernel};
@@ -8,29 +8,6 @@ use crate::check::{expect_shape, same_kind};
 use crate::for_float_type;
 use crate::graph::{record1, record2};
 use crate::memory::{Elem, OutputAlloc, Read, kernel_error, with_rows};
-
-/// SiLU: y = x · σ(x).
-///
-/// # Errors
-/// An x of another dtype than f32, bf16 and f16.
-pub fn silu(x: &Tensor) -> Result<Tensor> {
-    let x = &with_rows(x)?;
-    for_float_type!(x.dtype(), "silu", T => {
-        let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
-        let source = Read::<T>::new(x)?;
-        let rows = source.rows()?;
-        kernel::silu(source.device(), rows, y.dense(rows.shape())?).map_err(kernel_error)?;
-        drop(source);
-        record1("silu", x, y, x.shape(), |[x], _, grad| {
-            let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
-            let (source, grad) = (Read::<T>::new(x)?, Read::<T>::new(grad)?);
-            let rows = source.rows()?;
-            kernel::silu_backward(source.device(), rows, grad.rows()?, grad_x.dense(rows.shape())?)
-                .map_err(kernel_error)?;
-            Ok([Some(grad_x.into_tensor(x.shape()))])
-        })
-    })
-}
 
 /// SwiGLU: y [.., d] = silu(a) · b, where a (gate) and b (value) are the halves of x [.., 2d], as one projection
 /// computes them.
@@ -135,7 +112,7 @@ pub fn cast_to<T: Elem + FloatElement, U: Elem + FloatElement>(x: &Tensor) -> Re
     Ok(y)
 }
 
-/// x · σ(x) in candle ops: the baseline for [`silu`].
+/// x · σ(x) in candle ops: the baseline for [`silu`](crate::silu()).
 pub fn silu_unfused(x: &Tensor) -> Result<Tensor> {
     x.silu()
 }

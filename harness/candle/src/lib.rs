@@ -3,7 +3,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | ops | [`flash_attention`], [`rms_norm`], [`layer_norm`], [`rope()`], [`swiglu`], [`swiglu_pair`], [`silu`], [`softmax`], [`cross_entropy`], [`linear_cross_entropy`], [`embedding()`], [`linear()`], [`matmul()`], [`cast`] |
+//! | ops | [`flash_attention`], [`rms_norm`], [`layer_norm`], [`rope()`], [`swiglu`], [`swiglu_pair`], [`silu`], [`gelu`], [`gelu_erf`], [`softmax`], [`cross_entropy`], [`linear_cross_entropy`], [`embedding()`], [`linear()`], [`matmul()`], the two with an [`Epilogue`], [`cast`] |
 //! | modules and optimizer | [`nn`], [`FusedAdamW`] |
 //! | kernels of your own | [`custom_op`], [`memory`], [`graph`] |
 //! | parameters, and where their gradients go | [`weight`] |
@@ -19,6 +19,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 #![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]
 
+pub mod activation;
 pub mod attention;
 mod attention_options;
 mod check;
@@ -48,13 +49,14 @@ pub mod weight;
 #[doc(hidden)]
 pub use {candle_core, half};
 
+pub use activation::{Epilogue, gelu, gelu_erf, silu};
 pub use attention::{flash_attention, flash_attention_packed};
 pub use attention_options::{AttentionOptions, PackedSequences};
 pub use custom::custom_op;
-pub use elementwise::{cast, silu, silu_unfused, swiglu, swiglu_pair, swiglu_unfused};
+pub use elementwise::{cast, silu_unfused, swiglu, swiglu_pair, swiglu_unfused};
 pub use embedding::embedding;
 pub use graph::{grad_enabled, no_grad};
-pub use linear::{linear, matmul};
+pub use linear::{linear, linear_with, matmul, matmul_with};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use loss::{cross_entropy, cross_entropy_rows, cross_entropy_unfused};
 pub use matmul::{matmul_accumulate, reserve_sms, reserved_sms};

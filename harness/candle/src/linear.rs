@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor};
 use tilewright::trace::span;
 
+use crate::activation::Epilogue;
 use crate::check::{bad_argument, same_device};
 use crate::for_float_type;
 use crate::graph::record2;
@@ -36,6 +37,14 @@ pub fn linear(x: &Tensor, weight: &impl Weight) -> Result<Tensor> {
             Ok([grad_x, grad_w])
         })
     })
+}
+
+/// As [`linear`], followed by bias, activation and residual: y = activation(x·Wᵀ + bias) + residual.
+///
+/// # Errors
+/// As [`linear`]; parts of the epilogue of another shape, dtype or device than the result.
+pub fn linear_with(x: &Tensor, weight: &impl Weight, epilogue: &Epilogue) -> Result<Tensor> {
+    epilogue.apply("linear", &linear(x, weight)?)
 }
 
 /// Flattens all dimensions but the last.
@@ -81,4 +90,12 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             Err(bad_argument("matmul", "b", expected, say(b)))
         }
     }
+}
+
+/// As [`matmul`], followed by bias, activation and residual: y = activation(a·b + bias) + residual.
+///
+/// # Errors
+/// As [`matmul`]; parts of the epilogue of another shape, dtype or device than the result.
+pub fn matmul_with(a: &Tensor, b: &Tensor, epilogue: &Epilogue) -> Result<Tensor> {
+    epilogue.apply("matmul", &matmul(a, b)?)
 }

@@ -5,6 +5,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use candle_nn::{Init, VarBuilder, init};
 
+use crate::activation::Epilogue;
 use crate::attention_options::AttentionOptions;
 use crate::check::bad_argument;
 use crate::rope::Rope;
@@ -33,11 +34,7 @@ impl Linear {
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = crate::linear(x, &self.weight)?;
-        match &self.bias {
-            None => Ok(y),
-            Some(bias) => y.broadcast_add(bias),
-        }
+        crate::linear_with(x, &self.weight, &Epilogue { bias: self.bias.as_ref(), ..Epilogue::default() })
     }
 }
 

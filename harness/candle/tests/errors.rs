@@ -1,11 +1,11 @@
 //! Bad input is an error that names the op, the argument, what was expected and what was found.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap};
+use candle_nn::{Activation, VarBuilder, VarMap};
 use tilewright_candle::graph::{record1, record2, record3};
 use tilewright_candle::memory::OutputAlloc;
 use tilewright_candle::nn::{AttentionConfig, attention};
-use tilewright_candle::{self as ours, AttentionOptions, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, Epilogue, Rope};
 
 fn zeros(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
@@ -34,6 +34,13 @@ fn wrong_dtypes() {
     fails(ours::rms_norm(&x, &zeros(&[4], DType::BF16), 1e-5), &["f32", "bf16", "cast"]);
     fails(ours::layer_norm(&x, &w, &zeros(&[4], DType::F16), 1e-5), &["f32", "f16"]);
     fails(ours::silu(&zeros(&[3], DType::U32)), &["silu", "u32"]);
+    fails(ours::gelu(&double), &["gelu", "f64"]);
+    fails(ours::gelu_erf(&double), &["gelu_erf", "f64"]);
+    let with = |epilogue: Epilogue| ours::linear_with(&x, &f32s(&[3, 4]), &epilogue);
+    fails(with(Epilogue::default().with_bias(&zeros(&[3], DType::BF16))), &["linear", "bias", "f32", "bf16"]);
+    fails(with(Epilogue::default().with_bias(&f32s(&[4]))), &["linear", "bias", "[3]", "[4]"]);
+    fails(with(Epilogue::default().with_residual(&f32s(&[3]))), &["linear", "residual", "[2, 3]", "[3]"]);
+    fails(with(Epilogue::default().with_activation(Activation::Mish)), &["linear", "activation", "Mish", "Relu"]);
     fails(ours::swiglu(&double), &["swiglu", "f64"]);
     fails(ours::swiglu_pair(&x, &zeros(&[2, 4], DType::BF16)), &["swiglu", "f32", "bf16"]);
     fails(ours::softmax(&double), &["softmax", "f64"]);
@@ -145,6 +152,9 @@ fn zero_sizes() {
     check("rms_norm", ours::rms_norm(&x, &w, 1e-5), &[0, 4]);
     check("layer_norm", ours::layer_norm(&x, &w, &w, 1e-5), &[0, 4]);
     check("silu", ours::silu(&x), &[0, 4]);
+    check("gelu", ours::gelu(&x), &[0, 4]);
+    check("gelu_erf", ours::gelu_erf(&x), &[0, 4]);
+    check("bias", ours::linear_with(&x, &empty(&[3, 4]), &Epilogue::default().with_bias(&empty(&[3]))), &[0, 3]);
     check("swiglu", ours::swiglu(&x), &[0, 2]);
     check("softmax", ours::softmax(&x), &[0, 4]);
     check("cast", ours::cast(&x, DType::BF16), &[0, 4]);

@@ -2,8 +2,8 @@
 //! without the feature `cuda`, the tests report that they were skipped.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_nn::{Optimizer, ParamsAdamW};
-use tilewright_candle::{self as ours, AttentionOptions, FusedAdamW, Rope};
+use candle_nn::{Activation, Optimizer, ParamsAdamW};
+use tilewright_candle::{self as ours, AttentionOptions, Epilogue, FusedAdamW, Rope};
 
 /// The GPU, if there is one.
 fn gpu() -> Option<Device> {
@@ -70,6 +70,14 @@ fn ops() -> Vec<(&'static str, Vec<Vec<usize>>, Op<'static>)> {
         ),
         ("linear", vec![vec![2, 65, 96], vec![130, 96]], Box::new(|x| ours::linear(&x[0], &x[1]))),
         ("matmul", vec![vec![77, 96], vec![96, 33]], Box::new(|x| ours::matmul(&x[0], &x[1]))),
+        ("gelu", vec![vec![5, 1000]], Box::new(|x| ours::gelu(&x[0]))),
+        ("gelu_erf", vec![vec![5, 1000]], Box::new(|x| ours::gelu_erf(&x[0]))),
+        ("linear with bias, GELU and residual", vec![vec![2, 65, 96], vec![130, 96], vec![130], vec![2, 65, 130]], {
+            Box::new(|x| {
+                let epilogue = Epilogue::default().with_bias(&x[2]).with_activation(Activation::Gelu);
+                ours::linear_with(&x[0], &x[1], &epilogue.with_residual(&x[3]))
+            })
+        }),
         ("silu", vec![vec![5, 1000]], Box::new(|x| ours::silu(&x[0]))),
         ("swiglu", vec![vec![5, 1000]], Box::new(|x| ours::swiglu(&x[0]))),
         ("swiglu_pair", vec![vec![5, 333], vec![5, 333]], Box::new(|x| ours::swiglu_pair(&x[0], &x[1]))),
@@ -159,6 +167,7 @@ fn tensors_on_two_devices() {
         ours::rms_norm(&there, &weight(&here), 1e-5),
         ours::layer_norm(&here, &weight(&here), &weight(&there), 1e-5),
         ours::linear(&there, &here),
+        ours::linear_with(&there, &there, &Epilogue::default().with_residual(&here)),
         ours::swiglu_pair(&there, &here),
         ours::embedding(&ids, &there, DType::F32),
         ours::cross_entropy(&there, &ids),

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_nn::{Optimizer, ParamsAdamW};
+use candle_nn::{Activation, Optimizer, ParamsAdamW};
 use tilewright::kernels::KERNELS;
 use tilewright::trace::{Options, Recording};
-use tilewright_candle::{self as ours, AttentionOptions, FusedAdamW, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, Epilogue, FusedAdamW, Rope};
 
 /// Launches of each kernel while `f` runs.
 fn launches(f: impl FnOnce() -> Result<()>) -> BTreeMap<String, usize> {
@@ -45,6 +45,7 @@ fn every_op_launches_its_kernels() {
     let var = |shape: &[usize]| Var::ones(shape, DType::F32, cpu).unwrap();
     let (x, w, b, q) = (var(&[4, 16]), var(&[16]), var(&[16]), var(&[1, 2, 8, 16]));
     let (table, ids) = (var(&[8, 16]), Tensor::zeros(4, DType::U32, cpu).unwrap());
+    let (table_bias, residual) = (var(&[8]), var(&[4, 8]));
     let rope = Rope::new(16, 1e4, 8, cpu).unwrap();
 
     assert_eq!(forward_and_backward(|| ours::rms_norm(&x, &w, 1e-5)), "1 rms_norm_fwd; 1 column_sum, 1 rms_norm_bwd");
@@ -58,7 +59,14 @@ fn every_op_launches_its_kernels() {
     assert_eq!(layer_norm, "1 layer_norm_fwd; 1 column_sum, 1 layer_norm_bwd");
     let layer_norm = forward_and_backward(|| ours::layer_norm(&x, &w_fixed, &b_fixed, 1e-5));
     assert_eq!(layer_norm, "1 layer_norm_fwd; 1 layer_norm_bwd");
-    assert_eq!(forward_and_backward(|| ours::silu(&x)), "1 silu_fwd; 1 silu_bwd");
+    assert_eq!(forward_and_backward(|| ours::silu(&x)), "1 activation_fwd; 1 activation_bwd");
+    assert_eq!(forward_and_backward(|| ours::gelu(&x)), "1 activation_fwd; 1 activation_bwd");
+    assert_eq!(forward_and_backward(|| ours::gelu_erf(&x)), "1 activation_fwd; 1 activation_bwd");
+    let biased = forward_and_backward(|| ours::linear_with(&x, &table, &Epilogue::default().with_bias(&table_bias)));
+    assert_eq!(biased, "1 activation_fwd; 1 column_sum");
+    let all = Epilogue::default().with_bias(&table_bias).with_activation(Activation::Gelu).with_residual(&residual);
+    let all = forward_and_backward(|| ours::linear_with(&x, &table, &all));
+    assert_eq!(all, "1 activation_fwd; 1 activation_bwd, 1 column_sum");
     assert_eq!(forward_and_backward(|| ours::swiglu(&x)), "1 swiglu_fwd; 1 swiglu_bwd");
     assert_eq!(forward_and_backward(|| ours::swiglu_pair(&x, &x)), "1 swiglu_fwd; 1 swiglu_bwd");
     assert_eq!(forward_and_backward(|| ours::softmax(&x)), "1 softmax_rows; 1 softmax_bwd");

@@ -1,9 +1,9 @@
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use tilewright_candle as ours;
-use tilewright_candle::Rope;
+use tilewright_candle::{Epilogue, Rope};
 
-use crate::check::{TYPES, assert_close, check, gradients, random};
+use crate::check::{TYPES, assert_close, check, check_with, gradients, random, tolerance};
 
 fn rms_formula(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
@@ -59,6 +59,58 @@ fn linear_and_matmul() {
     assert_close("their gradient", &gradient, &(weight.sum_keepdim(0).unwrap() * 4.0).unwrap(), 1e-6);
 }
 
+fn gelu(x: &Tensor) -> Result<Tensor> {
+    let u = ((x + (x.powf(3.0)? * 0.044715)?)? * std::f64::consts::FRAC_2_PI.sqrt())?;
+    x.mul(&(u.tanh()? + 1.0)?)? * 0.5
+}
+
+fn gelu_erf(x: &Tensor) -> Result<Tensor> {
+    x.mul(&((x * std::f64::consts::FRAC_1_SQRT_2)?.erf()? + 1.0)?)? * 0.5
+}
+
+/// Every part of an epilogue, alone and with the others, after both matmuls.
+#[test]
+fn epilogues() {
+    use candle_nn::Activation;
+    let apply = |activation, z: Tensor| match activation {
+        None => Ok(z),
+        Some(Activation::Relu) => z.relu(),
+        Some(Activation::Gelu) => gelu_erf(&z),
+        Some(Activation::NewGelu) => gelu(&z),
+        Some(_) => &z / (z.neg()?.exp()? + 1.0)?,
+    };
+    let activations =
+        [None, Some(Activation::Relu), Some(Activation::Gelu), Some(Activation::NewGelu), Some(Activation::Silu)];
+    for (dtype, activation) in TYPES.into_iter().flat_map(|dtype| activations.map(|activation| (dtype, activation))) {
+        let shape = [random(&[2, 5, 24], dtype, 1), random(&[33, 24], dtype, 2)];
+        let (bias, residual) = (random(&[33], dtype, 3), random(&[2, 5, 33], dtype, 4));
+        let parts = [vec![bias.clone()], vec![residual.clone()], vec![bias, residual], vec![]];
+        for (i, parts) in parts.into_iter().enumerate() {
+            let (has_bias, has_residual) = (i == 0 || i == 2, i == 1 || i == 2);
+            let inputs: Vec<Tensor> = shape.iter().cloned().chain(parts).collect();
+            let epilogue = |x: &[Tensor], then: &dyn Fn(&Epilogue) -> Result<Tensor>| {
+                let mut epilogue = Epilogue::default();
+                epilogue.activation = activation;
+                epilogue.bias = has_bias.then(|| &x[2]);
+                epilogue.residual = has_residual.then(|| &x[x.len() - 1]);
+                then(&epilogue)
+            };
+            let formula = |x: &[Tensor], z: Tensor| {
+                let z = if has_bias { z.broadcast_add(&x[2])? } else { z };
+                let y = apply(activation, z)?;
+                if has_residual { y + &x[x.len() - 1] } else { Ok(y) }
+            };
+            // z is rounded before the epilogue.
+            let tolerance = 2.0 * tolerance(dtype);
+            let what = format!("epilogue {activation:?}, bias {has_bias}, residual {has_residual}");
+            let op = |x: &[Tensor]| epilogue(x, &|epilogue| ours::linear_with(&x[0], &x[1], epilogue));
+            check_with(&what, tolerance, dtype, &inputs, op, |x| formula(x, x[0].broadcast_matmul(&x[1].t()?)?));
+            let op = |x: &[Tensor]| epilogue(x, &|epilogue| ours::matmul_with(&x[0], &x[1].t()?, epilogue));
+            check_with(&what, tolerance, dtype, &inputs, op, |x| formula(x, x[0].broadcast_matmul(&x[1].t()?)?));
+        }
+    }
+}
+
 #[test]
 fn activations() {
     for dtype in TYPES {
@@ -68,6 +120,9 @@ fn activations() {
             let half = shape.last().unwrap() / 2;
             let what = |op: &str| format!("{op} {shape:?}");
             check(&what("silu"), dtype, std::slice::from_ref(&x), |x| ours::silu(&x[0]), |x| silu(&x[0]));
+            let wide = [(&x * 4.0).unwrap()];
+            check(&what("gelu"), dtype, &wide, |x| ours::gelu(&x[0]), |x| gelu(&x[0]));
+            check(&what("gelu_erf"), dtype, &wide, |x| ours::gelu_erf(&x[0]), |x| gelu_erf(&x[0]));
             let formula =
                 |x: &[Tensor]| silu(&x[0].narrow(D::Minus1, 0, half)?)? * x[0].narrow(D::Minus1, half, half)?;
             check(&what("swiglu"), dtype, std::slice::from_ref(&x), |x| ours::swiglu(&x[0]), formula);

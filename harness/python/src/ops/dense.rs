@@ -2,8 +2,9 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use tilewright::kernels::activation::Activation;
 use tilewright::kernels::adamw::{self as adam, AdamState};
-use tilewright::kernels::matmul::{self as gemm, Activation};
+use tilewright::kernels::matmul as gemm;
 use tilewright::kernels::rope::{self, Direction, Pairs, Rotation};
 use tilewright::kernels::{Tensor, TensorMut, column_sum as columns};
 use tilewright::prelude::Precision;

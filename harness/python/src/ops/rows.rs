@@ -1,7 +1,9 @@
 //! Row-wise ops: norms, softmax, cross-entropy, SiLU and SwiGLU. Arrays [..., d] are matrices of rows.
 
 use pyo3::prelude::*;
-use tilewright::kernels::{cross_entropy, layer_norm as layer, rms_norm as rms, softmax as soft, swiglu as glu};
+use tilewright::kernels::{
+    activation as act, cross_entropy, layer_norm as layer, rms_norm as rms, softmax as soft, swiglu as glu,
+};
 
 use super::{Call, for_float_type, for_index_type};
 use crate::array::Array;
@@ -211,10 +213,11 @@ fn cross_entropy_backward(
 fn silu_forward(x: Object, y: Object) -> PyResult<()> {
     let py = x.py();
     let (x, y) = (Array::new("x", x)?, Array::new("y", y)?);
-    let call = Call::new(py, "silu_fwd", &[("x", &x)], &[("y", &y)])?;
+    let call = Call::new(py, "activation_fwd", &[("x", &x)], &[("y", &y)])?;
     without_gil(py, || {
         for_float_type!(x.dtype, call.arg("x"), T => {
-            glu::silu::<T>(call.device, x.rows(call.arg("x"))?, y.rows_mut(call.arg("y"))?)
+            let (x, y) = (x.rows(call.arg("x"))?, y.rows_mut(call.arg("y"))?);
+            act::forward::<T>(call.device, x, None, act::Activation::Silu, None, y)
         })
     })
 }
@@ -224,11 +227,13 @@ fn silu_forward(x: Object, y: Object) -> PyResult<()> {
 fn silu_backward(x: Object, grad_y: Object, grad_x: Object) -> PyResult<()> {
     let py = x.py();
     let (x, grad_y, grad_x) = (Array::new("x", x)?, Array::new("grad_y", grad_y)?, Array::new("grad_x", grad_x)?);
-    let call = Call::new(py, "silu_bwd", &[("x", &x), ("grad_y", &grad_y)], &[("grad_x", &grad_x)])?;
+    let call = Call::new(py, "activation_bwd", &[("x", &x), ("grad_y", &grad_y)], &[("grad_x", &grad_x)])?;
     without_gil(py, || {
-        for_float_type!(x.dtype, call.arg("x"), T => glu::silu_backward::<T>(
+        for_float_type!(x.dtype, call.arg("x"), T => act::backward::<T>(
             call.device,
             x.rows(call.arg("x"))?,
+            None,
+            act::Activation::Silu,
             grad_y.rows(call.arg("grad_y"))?,
             grad_x.rows_mut(call.arg("grad_x"))?,
         ))

@@ -1,7 +1,8 @@
 //! Matmuls of `tilewright bench kernels`.
 
 use tilewright::codegen::lang::Precision;
-use tilewright::kernels::matmul::{self, Activation, Options};
+use tilewright::kernels::activation::Activation;
+use tilewright::kernels::matmul::{self, Options};
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Buffer, Device, elements};
 

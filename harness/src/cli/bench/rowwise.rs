@@ -2,10 +2,11 @@
 
 use half::bf16;
 use tilewright::codegen::ir::DType;
+use tilewright::kernels::activation::Activation;
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{
-    Tensor, TensorMut, adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rms_norm, rope,
-    softmax, swiglu, weighted_sum,
+    Tensor, TensorMut, activation, adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rms_norm,
+    rope, softmax, swiglu, weighted_sum,
 };
 use tilewright::{Buffer, Device, check_host_memory, elements};
 
@@ -25,8 +26,9 @@ pub enum Op {
     RmsNormBackward,
     LayerNorm,
     LayerNormBackward,
-    Silu,
-    SiluBackward,
+    /// SiLU.
+    Activation,
+    ActivationBackward,
     Swiglu,
     SwigluBackward,
     CrossEntropy,
@@ -53,8 +55,8 @@ impl Op {
         Op::RmsNormBackward,
         Op::LayerNorm,
         Op::LayerNormBackward,
-        Op::Silu,
-        Op::SiluBackward,
+        Op::Activation,
+        Op::ActivationBackward,
         Op::Swiglu,
         Op::SwigluBackward,
         Op::CrossEntropy,
@@ -80,8 +82,8 @@ impl Op {
             Op::RmsNormBackward => "rms_norm_bwd",
             Op::LayerNorm => "layer_norm_fwd",
             Op::LayerNormBackward => "layer_norm_bwd",
-            Op::Silu => "silu_fwd",
-            Op::SiluBackward => "silu_bwd",
+            Op::Activation => "activation_fwd",
+            Op::ActivationBackward => "activation_bwd",
             Op::Swiglu => "swiglu_fwd",
             Op::SwigluBackward => "swiglu_bwd",
             Op::CrossEntropy => "cross_entropy_fwd",
@@ -102,9 +104,9 @@ impl Op {
     pub fn bytes_per_element(self, size: usize) -> usize {
         match self {
             Op::WeightedSum | Op::ColumnSum | Op::CrossEntropy => size,
-            Op::WeightedSumBackward | Op::Softmax | Op::RmsNorm | Op::LayerNorm | Op::Silu => 2 * size,
+            Op::WeightedSumBackward | Op::Softmax | Op::RmsNorm | Op::LayerNorm | Op::Activation => 2 * size,
             Op::CrossEntropyBackward | Op::RopeFrom | Op::RopeAt => 2 * size,
-            Op::SoftmaxBackward | Op::SiluBackward | Op::Swiglu => 3 * size,
+            Op::SoftmaxBackward | Op::ActivationBackward | Op::Swiglu => 3 * size,
             Op::RmsNormBackward | Op::LayerNormBackward => 3 * size,
             Op::SwigluBackward => 5 * size,
             // The gradient is read; the rows of the f32 table to which it is added are read and written.
@@ -301,8 +303,8 @@ impl<T: Number> RowwiseBuffers<T> {
                 let rstd = Tensor::dense(self.rstd.view(), [self.rows])?;
                 layer_norm::backward(device, x, w, mean, rstd, grad_y, y, grad_w, grad_b)
             }
-            Op::Silu => swiglu::silu(device, x, y),
-            Op::SiluBackward => swiglu::silu_backward(device, x, grad_y, y),
+            Op::Activation => activation::forward(device, x, None, Activation::Silu, None, y),
+            Op::ActivationBackward => activation::backward(device, x, None, Activation::Silu, grad_y, y),
             Op::Swiglu => swiglu::forward(device, x, b, y),
             Op::SwigluBackward => swiglu::backward(device, x, b, grad_y, y, y2),
             Op::CrossEntropy => {
@@ -378,9 +380,12 @@ impl<T: Number> RowwiseBuffers<T> {
                 let grad = layer_norm::reference::backward(&x, &w, &grad_y, eps);
                 vec![(Output::Y, grad.x), (Output::Column, grad.w), (Output::Column2, grad.b)]
             }
-            Op::Silu => vec![(Output::Y, x.iter().map(|&x| swiglu::reference::silu(x)).collect())],
-            Op::SiluBackward => {
-                let gradients = x.iter().zip(&grad_y).map(|(&x, g)| g * swiglu::reference::silu_grad(x));
+            Op::Activation => {
+                vec![(Output::Y, x.iter().map(|&x| activation::reference::forward(x, Activation::Silu)).collect())]
+            }
+            Op::ActivationBackward => {
+                let gradients =
+                    x.iter().zip(&grad_y).map(|(&x, g)| g * activation::reference::derivative(x, Activation::Silu));
                 vec![(Output::Y, gradients.collect())]
             }
             Op::Swiglu => vec![(Output::Y, swiglu::reference::forward(&x, &values(&self.b)?))],
