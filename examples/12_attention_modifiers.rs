@@ -9,6 +9,7 @@ use tilewright::kernels::attention::{self, Mask, Options, Saved, Score, Tensor};
 use tilewright::kernels::mask_mod;
 use tilewright::prelude::*;
 
+// ANCHOR: modifiers
 mask_mod! {
     /// Row i sees the keys j ≤ i and the first `number` keys, for as many keys as rows.
     PREFIX = "prefix", prefix_keys, prefix_rows
@@ -45,6 +46,7 @@ fn add_bias(scores: Tile<f32>, rows: Tile<i32>, keys: Tile<i32>, biases: Ptr<f32
     // The mask is always true; it proves that the access is in bounds.
     scores + load(biases + distance, mask = distance >= 0 && distance < BIASES, other = 0.0)
 }
+// ANCHOR_END: modifiers
 
 /// O, dQ, dK and dV by their definition, for one head and dO = 1.
 fn expected(q: &[f32], k: &[f32], v: &[f32], biases: &[f32], n: usize, d: usize, prefix: usize) -> [Vec<f64>; 4] {

@@ -85,6 +85,44 @@ pub fn paged_matmul<T: Float>(
     store(c + (offs_m * n_tile + offs_n), acc);
 }
 
+/// As [`paged_matmul`], through block pointers, for a [m_tile, k] and pages [rows, n_tile]: the producer of a specialized kernel
+/// loads the table.
+#[kernel]
+pub fn paged_block_matmul<T: Float>(
+    a: In<T>,
+    pages: In<T>,
+    table: In<i32>,
+    c: Out<f32>,
+    k: i32,
+    rows: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] page: usize,
+) {
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    for l in range(0, k / page) {
+        let a_block = make_block_ptr(
+            a,
+            shape = [m_tile, k],
+            strides = [k, 1],
+            offsets = [0, l * page],
+            block_shape = [m_tile, page],
+        );
+        let b_block = make_block_ptr(
+            pages,
+            shape = [rows, n_tile],
+            strides = [n_tile, 1],
+            offsets = [load(table + l) * page, 0],
+            block_shape = [page, n_tile],
+        );
+        let at = load(a_block, boundary_check = [0, 1], padding = zero);
+        let bt = load(b_block, boundary_check = [0, 1], padding = zero);
+        acc = dot(at, bt, acc);
+    }
+    let offs = arange(0, m_tile).expand_dims(1) * n_tile + arange(0, n_tile).expand_dims(0);
+    store(c + offs, acc);
+}
+
 /// `c = a · b[rows]`, for a [m_tile, k], b [_, n_tile] and c [m_tile, n_tile], all row-major: rows of b are gathered by
 /// their indices.
 #[kernel]

@@ -12,7 +12,9 @@ use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
-use tilewright_tests::pointer_loads::{GATHERED_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated};
+use tilewright_tests::pointer_loads::{
+    GATHERED_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated,
+};
 
 /// The forms of all tests: each architecture with two and with more stages, and the requests that a loop of pointer
 /// loads cannot honor.
@@ -85,6 +87,13 @@ fn pages_and_rows_are_gathered() {
             c.check(&format!("{count} pages, {form:?}"), &want, 1e-5);
 
             let mut c = HostTensor::poisoned(DType::F32, &[M, N], &[N, 1]);
+            let tensors = [Arg::In(&a), Arg::In(&pages), Arg::In(&table), Arg::Out(&mut c)];
+            let args = &mut tensors.into_iter().chain([k, 7 * PAGE].map(Arg::from)).collect::<Vec<Arg>>();
+            let consts = consts! { m_tile = M, n_tile = N, page = PAGE };
+            interpret(form, &PAGED_BLOCK_MATMUL, &[dtype], consts, [1, 1, 1], args);
+            c.check(&format!("{count} pages through block pointers, {form:?}"), &want, 1e-5);
+
+            let mut c = HostTensor::poisoned(DType::F32, &[M, N], &[N, 1]);
             let args = &mut [Arg::In(&a), Arg::In(&pages), Arg::In(&row_list), Arg::Out(&mut c), Arg::from(k)];
             let consts = consts! { m_tile = M, n_tile = N, k_tile = PAGE };
             interpret(form, &GATHERED_MATMUL, &[dtype], consts, [1, 1, 1], args);
@@ -124,6 +133,23 @@ fn compiled(func: &Func, arch: GpuArch, options: &CompileOptions) -> (Func, Vec<
 
 fn count(func: &Func, is: impl Fn(&Op) -> bool) -> usize {
     func.walk().into_iter().filter(|&id| is(&func.op(id).op)).count()
+}
+
+/// The producer loads the page table: once per iteration in its own loop, and nobody else does.
+#[test]
+fn a_producer_loads_scalars() {
+    let func = recorded(&PAGED_BLOCK_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize });
+    let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+    let options = CompileOptions { num_warps: 4, num_stages: 3, schedule, ..CompileOptions::default() };
+    let (gpu_func, notes) = compiled(&func, GpuArch::Sm90a, &options);
+    assert_eq!(notes, Vec::<String>::new());
+    assert_eq!(count(&gpu_func, |op| matches!(op, Op::WarpSpecialize { .. })), 1);
+    let loads: Vec<_> =
+        gpu_func.walk().into_iter().filter(|&id| matches!(gpu_func.op(id).op, Op::Load { .. })).collect();
+    assert_eq!(loads.len(), 1);
+    let tma = |op: &Op| matches!(op, Op::TmaLoad { .. });
+    let producer_loop = gpu_func.walk_from(gpu_func.parent_block(loads[0]));
+    assert_eq!(producer_loop.into_iter().filter(|&id| tma(&gpu_func.op(id).op)).count(), 2);
 }
 
 /// Two copies per iteration of the loop, and of each iteration in the prologue; the index of a gather is loaded once per

@@ -94,14 +94,17 @@ impl Overlap {
         let ahead = ahead_ops(func, region, addresses);
         let indices: Vec<OpId> =
             ahead.iter().copied().filter(|&op| matches!(func.op(op).op, Op::Load { .. })).collect();
-        // Loads that addresses depend on, and their own addresses, run one more iteration ahead.
+        // Loads that addresses depend on, and their own addresses, run one more iteration ahead, except in a producer,
+        // which waits for them.
         let index_addresses = indices.iter().flat_map(|&op| func.op(op).operands.iter().copied().take(2));
         let first = [ahead_ops(func, region, index_addresses), indices.clone()].concat();
-        let loading = u32::from(!indices.is_empty());
-        let main = match prefetch.partition {
+        let (loading, main) = match prefetch.partition {
             // The depth of the rings bounds how far the producer runs ahead.
-            Partition::Producer => 0,
-            Partition::Consumer => loading + prefetch.stages.saturating_sub(1),
+            Partition::Producer => (0, 0),
+            Partition::Consumer => {
+                let loading = u32::from(!indices.is_empty());
+                (loading, loading + prefetch.stages.saturating_sub(1))
+            }
         };
         let only_ahead = only_ahead(func, region, &ahead, loads);
         let first_wait = func

@@ -92,8 +92,14 @@ impl Body<'_> {
         for op in ahead_ops(self.func, self.region, self.func.op(id).operands.iter().copied().take(2)) {
             let data = self.func.op(op);
             let is_pure = data.op.effects() == Effects::Pure && data.regions.is_empty();
-            let is_early = data.place.is_some_and(|at| at.stage < place.stage) && matches!(data.op, Op::Load { .. });
-            if !is_pure && !is_early {
+            // A producer waits for the scalars that it loads itself.
+            let is_before = |at: Placement| {
+                let is_scalar = !self.func.ty(self.func.result(op)).is_tensor();
+                let producer = Partition::Producer;
+                at.stage < place.stage || is_scalar && [at.partition, place.partition] == [producer; 2]
+            };
+            let is_known = matches!(data.op, Op::Load { .. }) && data.place.is_some_and(is_before);
+            if !is_pure && !is_known {
                 return fail(format!(
                     "it runs in stage {}, and its address depends on {}, which runs in stage {}",
                     place.stage,
