@@ -85,7 +85,7 @@ pub fn paged_matmul<T: Float>(
     store(c + (offs_m * n_tile + offs_n), acc);
 }
 
-/// As [`paged_matmul`], through block pointers, for a [m_tile, k] and pages [rows, n_tile]: the producer of a specialized kernel
+/// As `paged_matmul`, through block pointers, for a [m_tile, k] and pages [rows, n_tile]: the producer of a specialized kernel
 /// loads the table.
 #[kernel]
 pub fn paged_block_matmul<T: Float>(
