@@ -2,7 +2,8 @@
 
 - Attention, forward + sum + backward: in eager mode, in a CUDA graph, and the sum of its kernels' times.
 - Time of the host for a call.
-- Training steps of a GPT in plain PyTorch, and with this package's ops in place: losses and times.
+- Training steps of a GPT in plain PyTorch, and with this package's ops in place: losses, times and peak memory, in eager
+  mode, under torch.compile, and there with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -120,21 +122,24 @@ def host_times():
     )
 
 
+def rotate(x, cos, sin):
+    """Rotary position embedding as in Hugging Face's Llama; cos and sin [n, d] are tables of x's type."""
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+def swiglu(x):
+    a, b = x.chunk(2, -1)
+    return F.silu(a) * b
+
+
 class Plain:
     """PyTorch's own ops."""
 
-    @staticmethod
-    def rope(x):
-        d = x.shape[-1]
-        theta = 10000.0 ** (-torch.arange(0, d, 2, device=x.device, dtype=torch.float32) / d)
-        angle = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * theta
-        cos, sin = angle.cos(), angle.sin()
-        a, b = x[..., ::2].float(), x[..., 1::2].float()
-        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
-
+    rope = staticmethod(rotate)
     attention = staticmethod(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
     rms_norm = staticmethod(lambda x, w: F.rms_norm(x, w.shape, w, 1e-6))
-    swiglu = staticmethod(lambda a, b: F.silu(a) * b)
+    swiglu = staticmethod(swiglu)
     cross_entropy = staticmethod(lambda logits, target: F.cross_entropy(logits.flatten(0, -2), target.flatten()))
     optimizer = staticmethod(lambda p: torch.optim.AdamW(p, lr=3e-4, fused=True))
 
@@ -142,8 +147,9 @@ class Plain:
 class Ours:
     """This package's."""
 
+    rope = staticmethod(lambda x, cos, sin: tt.rope(x, halves=True))
     attention = staticmethod(lambda q, k, v: tt.attention(q, k, v, causal=True))
-    rope, rms_norm, swiglu, cross_entropy = map(staticmethod, (tt.rope, tt.rms_norm, tt.swiglu, tt.cross_entropy))
+    rms_norm, swiglu, cross_entropy = map(staticmethod, (tt.rms_norm, tt.swiglu, tt.cross_entropy))
     optimizer = staticmethod(lambda p: tt.AdamW(p, lr=3e-4))
 
 
@@ -153,91 +159,134 @@ class Block(nn.Module):
         self.ops, self.heads = ops, heads
         self.norm1, self.norm2 = nn.Parameter(torch.ones(d)), nn.Parameter(torch.ones(d))
         self.qkv, self.out = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
-        self.up, self.down = (
-            nn.Linear(d, 16 * d // 3 // 64 * 64, bias=False),
-            nn.Linear(8 * d // 3 // 32 * 32, d, bias=False),
-        )
+        d_ff = 8 * d // 3 // 64 * 64
+        self.up, self.down = nn.Linear(d, 2 * d_ff, bias=False), nn.Linear(d_ff, d, bias=False)
 
-    def forward(self, x):
+    def forward(self, x, cos, sin):
         ops, (batch, n, d) = self.ops, x.shape
         qkv = self.qkv(ops.rms_norm(x, self.norm1)).view(batch, n, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        o = ops.attention(ops.rope(q), ops.rope(k), v)
+        o = ops.attention(ops.rope(q, cos, sin), ops.rope(k, cos, sin), v)
         x = x + self.out(o.transpose(1, 2).reshape(batch, n, d))
-        return x + self.down(ops.swiglu(*self.up(ops.rms_norm(x, self.norm2)).chunk(2, -1)))
+        return x + self.down(ops.swiglu(self.up(ops.rms_norm(x, self.norm2))))
 
 
 class Gpt(nn.Module):
-    def __init__(self, ops, vocabulary=32000, d=768, heads=12, layers=12):
+    def __init__(self, ops, shape):
         super().__init__()
-        self.ops = ops
-        self.embedding = nn.Embedding(vocabulary, d)
-        self.blocks = nn.ModuleList(Block(ops, d, heads) for _ in range(layers))
-        self.norm, self.head = nn.Parameter(torch.ones(d)), nn.Linear(d, vocabulary, bias=False)
+        self.ops, d, d_head = ops, shape.d_model, shape.d_model // shape.heads
+        self.embedding = nn.Embedding(shape.vocabulary, d)
+        self.blocks = nn.ModuleList(Block(ops, d, shape.heads) for _ in range(shape.layers))
+        self.norm, self.head = nn.Parameter(torch.ones(d)), nn.Linear(d, shape.vocabulary, bias=False)
+        angle = torch.arange(shape.context)[:, None] * 10000.0 ** (-torch.arange(0, d_head, 2) / d_head)
+        angle = torch.cat((angle, angle), -1)
+        self.register_buffer("cos", angle.cos().bfloat16())
+        self.register_buffer("sin", angle.sin().bfloat16())
 
     def forward(self, tokens, targets):
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, self.cos, self.sin)
         return self.ops.cross_entropy(self.head(self.ops.rms_norm(x, self.norm)), targets)
 
 
-def train(ops, compiled, steps=30, batch=8, n=1024):
-    """Losses, ms per step and peak memory in GiB of training on random text with repetitions."""
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = Gpt(ops)
-    for p in model.parameters():
-        if p.dim() > 1:
-            nn.init.normal_(p, std=0.02)
-    optimizer = ops.optimizer(model.parameters())
-    forward = torch.compile(model) if compiled else model
-    generator = torch.Generator("cuda").manual_seed(1)
-    losses, times = [], []
-    for _ in range(steps):
-        text = torch.randint(200, (batch, n + 1), device="cuda", generator=generator)
+class Shape(NamedTuple):
+    layers: int
+    d_model: int
+    heads: int
+    vocabulary: int
+    batch: int
+    context: int
+
+
+SHAPES = {"base": Shape(12, 768, 12, 32000, 8, 1024), "small": Shape(6, 384, 6, 4096, 16, 256)}
+MODES = {"eager": None, "compile": "default", "compile, CUDA graphs": "reduce-overhead"}
+
+
+class Training:
+    """Trains on random text with repetitions."""
+
+    def __init__(self, ops, shape, mode):
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            model = Gpt(ops, shape)
+        for p in model.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+        self.shape, self.mode, self.losses = shape, mode, []
+        self.optimizer = ops.optimizer(model.parameters())
+        self.forward = model if mode is None else torch.compile(model, mode=mode)
+        self.generator = torch.Generator("cuda").manual_seed(1)
+
+    def step(self):
+        batch, n = self.shape.batch, self.shape.context
+        text = torch.randint(200, (batch, n + 1), device="cuda", generator=self.generator)
         text[:, n // 2 :] = text[:, : n + 1 - n // 2]
+        if self.mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = self.forward(text[:, :-1].contiguous(), text[:, 1:].contiguous())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.detach().clone())
+
+    def steps_ms(self, steps):
+        """Time per step; the host waits for the GPU only at the end."""
         torch.cuda.synchronize()
         start = time.perf_counter()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = forward(text[:, :-1], text[:, 1:].contiguous())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        for _ in range(steps):
+            self.step()
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-        losses.append(loss.item())
-        if len(losses) == steps // 2:
-            torch.cuda.reset_peak_memory_stats()
-    return losses, sorted(times[steps // 2 :])[steps // 4], torch.cuda.max_memory_allocated() / 2**30
+        return (time.perf_counter() - start) * 1e3 / steps
 
 
-def gpt():
-    for compiled in (False, True):
-        plain, plain_ms, plain_gib = train(Plain, compiled)
-        ours, ours_ms, ours_gib = train(Ours, compiled)
-        row(
-            case=f"GPT, 12 layers of 768, batch 8 × 1024, bf16 autocast, {'torch.compile' if compiled else 'eager'}",
-            plain_ms=plain_ms,
-            ours_ms=ours_ms,
-            plain_gib=plain_gib,
-            ours_gib=ours_gib,
-            first_losses=f"{plain[0]:.4f}/{ours[0]:.4f}",
-            last_losses=f"{plain[-1]:.4f}/{ours[-1]:.4f}",
-            largest_difference=max(abs(a - b) for a, b in zip(plain, ours)),
-        )
+def gpt(names, rounds=5, steps=10):
+    """Time per step of both models, each the median of `rounds` that alternate between them."""
+    for name in names:
+        for mode, option in MODES.items():
+            torch._dynamo.reset()
+            models, peaks, times = [], [], ([], [])
+            for ops in (Plain, Ours):
+                before = torch.cuda.memory_allocated()
+                models.append(Training(ops, SHAPES[name], option))
+                models[-1].steps_ms(5)
+                torch.cuda.reset_peak_memory_stats()
+                models[-1].steps_ms(7)
+                peaks.append((torch.cuda.max_memory_allocated() - before) / 2**30)
+            for _ in range(rounds):
+                for model, found in zip(models, times):
+                    found.append(model.steps_ms(steps))
+            plain, ours = ([float(loss) for loss in model.losses] for model in models)
+            shape = SHAPES[name]._asdict()
+            row(
+                case=f"GPT {name}, bf16 autocast, {mode}",
+                plain_ms=sorted(times[0])[rounds // 2],
+                ours_ms=sorted(times[1])[rounds // 2],
+                plain_gib=peaks[0],
+                ours_gib=peaks[1],
+                losses_of_step=[1, 30, len(ours)],
+                plain_losses=[plain[i] for i in (0, 29, -1)],
+                ours_losses=[ours[i] for i in (0, 29, -1)],
+                largest_difference_in_30=max(abs(a - b) for a, b in zip(plain[:30], ours)),
+                **shape,
+            )
+            del models, model
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="file for the rows, as JSON")
     parser.add_argument("--seconds", type=float, default=1.0, help="time per measurement")
+    parser.add_argument("--gpt", nargs="*", choices=SHAPES, default=list(SHAPES), help="models to train")
+    parser.add_argument("--gpt-only", action="store_true", help="no other measurements")
     arguments = parser.parse_args()
     row(case="machine", gpu=torch.cuda.get_device_name(), torch=torch.__version__)
-    for n in (1024, 16384):
-        attention(n, arguments.seconds)
-    host_times()
-    gpt()
+    if not arguments.gpt_only:
+        for n in (1024, 16384):
+            attention(n, arguments.seconds)
+        host_times()
+    gpt(arguments.gpt)
     if arguments.out:
         with open(arguments.out, "w") as file:
             json.dump(ROWS, file, indent=1)

@@ -16,7 +16,8 @@ class FlashAttention(torch.autograd.Function):
         if is_causal and n_q != n_k:
             raise ValueError(f"a causal mask needs as many keys as queries: found {n_k} and {n_q}")
         heads = [x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v)]
-        o, lse = torch.ops.tilewright.attention(*heads, is_causal, None, None, True)
+        # 0 is the default precision of float32 products.
+        o, lse = torch.ops.tilewright.attention_forward(*heads, is_causal, q.shape[-1] ** -0.5, 0)
         o, lse = o.view(q.shape), lse.view(q.shape[:-1])
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal = is_causal
@@ -28,7 +29,7 @@ class FlashAttention(torch.autograd.Function):
         heads = [x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v, o)]
         grad = grad_o.reshape(heads[3].shape)
         grads = torch.ops.tilewright.attention_backward(
-            *heads, lse.reshape(1, -1, lse.shape[-1]), grad, ctx.is_causal, None, None, True
+            *heads, lse.reshape(1, -1, lse.shape[-1]), grad, ctx.is_causal, q.shape[-1] ** -0.5, 0, True
         )
         return *(g.view(x.shape) for g, x in zip(grads, (q, k, v))), None
 

@@ -11,6 +11,7 @@ use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Device, Dtype, Element, View, ViewMut};
 
 use crate::device::{Place, gpu_of_address};
+use crate::torch::abi::Handle;
 
 /// Which library's array this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +22,16 @@ pub enum Source {
 
 pub type Dims = SmallVec<[i64; 6]>;
 
-/// An array: its memory, and how its elements lie there. Holds a reference to the Python object.
+/// What keeps the memory of an array.
+enum Owner {
+    Object(Py<PyAny>),
+    /// A tensor of PyTorch's C++ library.
+    Tensor(Handle),
+}
+
+/// An array: its memory, and how its elements lie there. Keeps the memory.
 pub struct Array {
-    owner: Py<PyAny>,
+    owner: Owner,
     /// Address of the first element.
     pub address: u64,
     pub dtype: Dtype,
@@ -163,9 +171,48 @@ impl Array {
         self.place == other.place && a < b_end && b < a_end
     }
 
-    /// The Python object.
-    pub fn owner<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
-        self.owner.bind(py)
+    /// The Python object, if the array was made of one.
+    pub fn object<'py>(&self, py: Python<'py>) -> Option<&Bound<'py, PyAny>> {
+        match &self.owner {
+            Owner::Object(object) => Some(object.bind(py)),
+            Owner::Tensor(_) => None,
+        }
+    }
+
+    /// The tensor, if the array was made of one.
+    pub fn into_handle(self) -> Option<Handle> {
+        match self.owner {
+            Owner::Object(_) => None,
+            Owner::Tensor(handle) => Some(handle),
+        }
+    }
+
+    /// The tensor of PyTorch's C++ library, if the array was made of one.
+    pub fn handle(&self) -> Option<&Handle> {
+        match &self.owner {
+            Owner::Object(_) => None,
+            Owner::Tensor(handle) => Some(handle),
+        }
+    }
+
+    /// Reads a tensor of PyTorch's C++ library.
+    ///
+    /// # Errors
+    /// As [`Array::new`].
+    pub fn of_handle(name: &str, handle: Handle) -> PyResult<Array> {
+        let description = handle.describe(name)?;
+        let array = Array {
+            address: description.address,
+            dtype: description.dtype,
+            shape: description.shape,
+            strides: description.strides,
+            writable: true,
+            place: description.place,
+            source: Source::Torch,
+            stream: None,
+            owner: Owner::Tensor(handle),
+        };
+        in_storage(name, array, description.offset, description.bytes)
     }
 
     /// The elements as `T`, from the first to the one with the highest address.
@@ -315,7 +362,7 @@ fn from_torch(torch: &Torch, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<
     }
     let address: u64 = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let array = Array {
-        owner: tensor.clone().unbind(),
+        owner: Owner::Object(tensor.clone().unbind()),
         address,
         dtype,
         shape,
@@ -328,9 +375,14 @@ fn from_torch(torch: &Torch, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<
     let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
     let bytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
     let offset: u64 = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
-    let needed = (offset + array.span() as u64).saturating_mul(dtype.size() as u64);
+    in_storage(name, array, offset, bytes)
+}
+
+/// An array of a tensor, checked for memory: its storage has `bytes`, and it begins at the element `offset`.
+fn in_storage(name: &str, array: Array, offset: u64, bytes: u64) -> PyResult<Array> {
     let span = array.span();
-    if span > 0 && (address == 0 || needed > bytes) {
+    let needed = (offset + span as u64).saturating_mul(array.dtype.size() as u64);
+    if span > 0 && (array.address == 0 || needed > bytes) {
         return Err(PyValueError::new_err(format!(
             "{name}: its memory was freed: a tensor of {span} elements has a storage of {bytes} bytes"
         )));
@@ -430,7 +482,7 @@ fn from_interface(name: &str, object: &Bound<'_, PyAny>, interface: &Bound<'_, P
         return Err(PyValueError::new_err(format!("{name}: it has no memory")));
     }
     let array = Array {
-        owner: object.clone().unbind(),
+        owner: Owner::Object(object.clone().unbind()),
         address,
         dtype,
         shape,
@@ -455,7 +507,7 @@ fn is_numpy_scalar(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(false)
 }
 
-fn row_major(shape: &[i64]) -> Dims {
+pub fn row_major(shape: &[i64]) -> Dims {
     let mut strides = Dims::from_elem(1, shape.len());
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis].max(1);

@@ -21,16 +21,33 @@ create_exception!(tilewright, InternalError, Error, "A mistake in Tilewright its
 /// # Errors
 /// Those of `f`, as `tilewright.Error`, and a panic, as `tilewright.InternalError`.
 pub fn without_gil<R: Send>(py: Python<'_>, f: impl FnOnce() -> tilewright::Result<R> + Send) -> PyResult<R> {
-    let outcome = py.detach(|| {
-        let _call = Call::begin();
-        let _context = KeptContext::new();
-        catch_unwind(AssertUnwindSafe(|| on_pool(f)))
-    });
-    match outcome {
+    py.detach(|| guarded(f))
+}
+
+/// As [`without_gil`], for callers that do not have the GIL, or keep it.
+///
+/// # Errors
+/// As [`without_gil`].
+pub fn guarded<R: Send>(f: impl FnOnce() -> tilewright::Result<R> + Send) -> PyResult<R> {
+    let _call = Call::begin();
+    let _context = KeptContext::new();
+    match catch_unwind(AssertUnwindSafe(|| on_pool(f))) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(Error::new_err(error.to_string())),
-        Err(panic) => Err(InternalError::new_err(format!("{}: please report this", panic_text(&*panic)))),
+        Err(panic) => Err(internal_error(&*panic)),
     }
+}
+
+/// Runs `f`, and returns a panic as `tilewright.InternalError`.
+///
+/// # Errors
+/// Those of `f`, and a panic.
+pub fn catching<R>(f: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(internal_error(&*panic)))
+}
+
+fn internal_error(panic: &(dyn Any + Send)) -> PyErr {
+    InternalError::new_err(format!("{}: please report this", panic_text(panic)))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
@@ -90,19 +107,24 @@ pub fn is_gpu_lost() -> bool {
 }
 
 /// The calling thread's CUDA context, which is current again when this is dropped: it determines PyTorch's current GPU.
+/// `None` in a process that has not used a GPU; a null context if the thread had none.
 struct KeptContext(Option<CUcontext>);
+
+fn current_context() -> CUcontext {
+    ctx::get_current().ok().flatten().unwrap_or(std::ptr::null_mut())
+}
 
 impl KeptContext {
     fn new() -> KeptContext {
-        KeptContext(GPU_USED.load(Ordering::Acquire).then(|| ctx::get_current().ok().flatten()).flatten())
+        KeptContext(GPU_USED.load(Ordering::Acquire).then(current_context))
     }
 }
 
 impl Drop for KeptContext {
     fn drop(&mut self) {
         let Some(before) = self.0 else { return };
-        if ctx::get_current().ok().flatten() != Some(before) {
-            // SAFETY: the context was current on this thread when the call began.
+        if current_context() != before {
+            // SAFETY: the context was current on this thread when the call began, or there was none.
             let _ = unsafe { ctx::set_current(before) };
         }
     }

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use tilewright::{Device, probe};
 
 use crate::array::{Array, Source, torch};
-use crate::call::{Error, gpu_used, is_gpu_lost, without_gil};
+use crate::call::{Error, gpu_used, guarded, is_gpu_lost, without_gil};
 
 /// Where an array's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,11 @@ pub fn cpu() -> &'static Device {
     CPU.get_or_init(Device::cpu)
 }
 
-fn gpu(py: Python<'_>, ordinal: usize, stream: u64) -> PyResult<&'static Device> {
+/// The GPU `ordinal`, with a stream.
+///
+/// # Errors
+/// No driver, a GPU that is not supported, or a process that was forked.
+pub fn gpu(ordinal: usize, stream: u64) -> PyResult<&'static Device> {
     let known = GPUS.read().unwrap_or_else(|e| e.into_inner()).get(&(ordinal, stream)).copied();
     if is_gpu_lost() {
         return Err(forked());
@@ -52,8 +56,10 @@ fn gpu(py: Python<'_>, ordinal: usize, stream: u64) -> PyResult<&'static Device>
     let opened = match opened {
         Some(opened) => opened,
         None => {
-            let opened = without_gil(py, || Device::cuda(ordinal))?;
+            guarded(|| probe::cuda_driver().map(drop))?;
+            // From here on calls restore the thread's context.
             gpu_used();
+            let opened = guarded(|| Device::cuda(ordinal))?;
             OPENED.write().unwrap_or_else(|e| e.into_inner()).entry(ordinal).or_insert(opened).clone()
         }
     };
@@ -82,20 +88,28 @@ pub fn of_arrays(
     arrays: &[(&str, &Array)],
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<&'static Device> {
-    let Some(&(first_name, first)) = arrays.first() else { return Ok(cpu()) };
-    if let Some((name, other)) = arrays.iter().find(|(_, array)| array.place != first.place) {
-        return Err(Error::new_err(format!(
-            "kernel `{kernel}`: its arguments are on different devices: `{first_name}` is on {}, `{name}` on {}",
-            first.place, other.place
-        )));
-    }
-    let Place::Gpu(ordinal) = first.place else { return Ok(cpu()) };
+    let Place::Gpu(ordinal) = place_of_arrays(kernel, arrays)? else { return Ok(cpu()) };
     let handle = match stream {
         Some(stream) => stream_handle(stream)?,
         None if arrays.iter().any(|(_, array)| array.source == Source::Torch) => current_torch_stream(py, ordinal)?,
         None => arrays.iter().find_map(|(_, array)| array.stream).unwrap_or(0),
     };
-    gpu(py, ordinal, handle)
+    py.detach(|| gpu(ordinal, handle))
+}
+
+/// Where all arrays are: the CPU if there are none.
+///
+/// # Errors
+/// Arrays on different devices.
+pub fn place_of_arrays(kernel: &str, arrays: &[(&str, &Array)]) -> PyResult<Place> {
+    let Some(&(first_name, first)) = arrays.first() else { return Ok(Place::Cpu) };
+    match arrays.iter().find(|(_, array)| array.place != first.place) {
+        None => Ok(first.place),
+        Some((name, other)) => Err(Error::new_err(format!(
+            "kernel `{kernel}`: its arguments are on different devices: `{first_name}` is on {}, `{name}` on {}",
+            first.place, other.place
+        ))),
+    }
 }
 
 fn current_torch_stream(py: Python<'_>, ordinal: usize) -> PyResult<u64> {

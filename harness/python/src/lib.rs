@@ -6,6 +6,7 @@
 //! - `kernel.rs` compiles and launches any kernel that ships; `options.rs` converts its arguments.
 //! - `compiled.rs` has code compiled ahead of time, here or elsewhere, with its manifest.
 //! - `ops/` calls the host functions of the kernels, which check shapes and choose tiles.
+//! - `torch/` has the same as ops of PyTorch's dispatcher, called without Python in between.
 //! - `call.rs` runs all of this without the GIL, converts errors and panics to exceptions, and handles `fork`.
 
 mod array;
@@ -15,6 +16,7 @@ mod device;
 mod kernel;
 mod ops;
 mod options;
+mod torch;
 
 use pyo3::prelude::*;
 
@@ -29,5 +31,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(kernel::kernel_names, module)?)?;
     module.add_function(wrap_pyfunction!(compiled::load, module)?)?;
     call::register_fork_handlers(module)?;
-    ops::register(module)
+    ops::register(module)?;
+    torch::register(module)
 }

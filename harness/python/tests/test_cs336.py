@@ -55,7 +55,7 @@ def test_attention(device, adapter, is_causal):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     # The kernels are ours; PyTorch only allocates and views.
     assert {name for name in ops.names if name.startswith("tilewright")} == {
-        "tilewright.attention.default",
+        "tilewright.attention_forward.default",
         "tilewright.attention_backward.default",
     }
     computing = ("mm", "attention", "softmax", "exp", "mul", "einsum", "sum", "dot")

@@ -275,20 +275,28 @@ def test_adamw_of_other_layouts_and_closures(device):
 
 def test_registrations(device):
     q = randn(1, 2, 9, 16, device=device)
+    tokens_first = randn(2, 9, 3, 2, 16, device=device)[:, :, 1].transpose(1, 2)
     x, w = randn(4, 16, device=device), randn(16, device=device)
     target = torch.tensor([1, 2, 3, 4], device=device)
     ops = torch.ops.tilewright
+    frequencies = torch.ones(8, device=device, dtype=torch.float64)
     for op, arguments in [
-        (ops.attention, (q, q, q, True, None, None, True)),
+        (ops.attention, (q, q, q, True, 0.25, 0, True)),
+        (ops.attention, (tokens_first, tokens_first, tokens_first, True, 0.25, 0, True)),
         (ops.rms_norm, (x, w, 1e-6)),
         (ops.layer_norm, (x, w, w, 1e-6)),
         (ops.cross_entropy, (x, target, -100)),
         (ops.swiglu, (x, x)),
         (ops.silu, (x,)),
-        (ops.rope, (q, torch.ones(8, device=device, dtype=torch.float64), 0, None, False, False)),
+        (ops.rope, (q, frequencies, 0, None, False, False)),
+        (ops.rope, (tokens_first, frequencies, 3, None, False, True)),
+        (ops.rope, (tokens_first[..., ::2], frequencies[:4], 3, None, False, False)),
+        (ops.rope, (tokens_first, frequencies, 0, torch.arange(9, device=device), False, False)),
         (ops.softmax, (x,)),
         (ops.linear_cross_entropy, (x, randn(7, 16, device=device), target, -100, "ieee")),
-        (ops.matmul, (x, w.view(16, 1), None, "ieee")),
+        (ops.matmul, (x, w.view(16, 1), None, 1)),
+        (ops.matmul, (x, w.view(16, 1), torch.ones(1, device=device), 0)),
+        (ops.rms_norm_forward, (x.detach().t(), w[:4].detach(), 1e-6)),
         (ops.column_sum, (x.detach(),)),
     ]:
         torch.library.opcheck(op.default, arguments)
@@ -380,7 +388,7 @@ def test_mistakes_are_exceptions(device):
         tt.attention(q, q[..., :8], q)
     with pytest.raises(tilewright.Error, match="divides the number of heads of q"):
         tt.attention(q, q[:, :3], q[:, :3])
-    with pytest.raises(RuntimeError, match=r"expected q \[batch, heads, rows, d\]"):
+    with pytest.raises(ValueError, match=r"expected q \[batch, heads, rows, d\]"):
         tt.attention(q[0], q[0], q[0])
     with pytest.raises(tilewright.Error, match="elements of type f32, bf16 or f16, found f64"):
         tt.attention(q.double(), q.double(), q.double())
@@ -395,17 +403,25 @@ def test_mistakes_are_exceptions(device):
     freed.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="x: its memory was freed"):
         tt.silu(freed)
-    with pytest.raises(TypeError, match="no element type for a tensor of torch.complex64"):
+    with pytest.raises(TypeError, match="x: kernels have no element type for this tensor"):
         tt.silu(torch.zeros(4, 16, dtype=torch.complex64, device=device))
+    with pytest.raises(tilewright.Error, match="elements of type f32, bf16 or f16, found i64"):
+        tt.silu(torch.zeros(4, 16, dtype=torch.int64, device=device))
+    # PyTorch's dispatcher makes RuntimeError of the kernels' exceptions, with the same message.
+    with pytest.raises(RuntimeError, match="elements of type f32, bf16 or f16, found i64"):
+        torch.ops.tilewright.silu_forward(torch.zeros(4, 16, dtype=torch.int64, device=device))
+    # Another error does not get an old message.
+    with pytest.raises(RuntimeError, match="missing value for argument"):
+        torch.ops.tilewright.silu_forward()
 
 
 def test_pending_negation(device):
     """The imaginary part of a conjugate."""
     x = torch.randn(4, 16, dtype=torch.complex64, device=device).conj().imag
     assert x.is_neg()
+    torch.testing.assert_close(tt.silu(x), F.silu(x))
     with pytest.raises(ValueError, match="x: its negation is pending: call resolve_neg"):
-        tt.silu(x)
-    torch.testing.assert_close(tt.silu(x.resolve_neg()), F.silu(x))
+        tilewright.launch("silu_fwd", x, torch.empty(4, 16, device=device), 16, 1, 16, 1, 4, 16, grid=1)
 
 
 def test_kernels_by_name_take_tensors(device):

@@ -163,3 +163,9 @@ def adamw(
     weight_decay: float,
     grad_scale: float = 1.0,
 ) -> None: ...
+
+def register_torch_kernels(folder: str | PathLike[str]) -> None:
+    """Registers the kernels of the ops that `tilewright.torch` has defined. `folder` has PyTorch's libraries."""
+
+def take_error(error: BaseException) -> BaseException:
+    """The exception that a kernel raised, for the RuntimeError that PyTorch made of it; else `error`."""

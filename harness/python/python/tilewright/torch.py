@@ -9,6 +9,7 @@ A CUDA graph can be captured after one run of the same code outside of the graph
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,117 +42,126 @@ _TAGS = (
 )
 
 
-class _Op:
-    """An op whose results are new tensors.
+_kernels = torch.ops.tilewright
 
-    Graphs (`torch.compile`, `torch.export`, dispatch modes) contain it as an op of `torch.library`. In eager mode it is
-    called directly, or as a `torch.autograd.Function`: that takes less of the host's time.
+
+def _kernel(schema: str, fake: Callable[..., Any], run: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """An op without a gradient, for all devices; `fake` returns tensors like its results.
+
+    `run` implements it, or `_native` in PyTorch's dispatcher, so that a call runs no Python code.
+    Callers get the exceptions of the extension module, where PyTorch's dispatcher makes RuntimeError of all.
+    """
+    name = schema.split("(")[0]
+    _library.define(schema, tags=_TAGS)
+    torch.library.register_fake(f"tilewright::{name}", fake, lib=_library)
+    if run is not None:
+        _library.impl(name, run, "CompositeExplicitAutograd")
+    overload = getattr(_kernels, name).default
+
+    def call(*args: Any) -> Any:
+        try:
+            return overload(*args)
+        except RuntimeError as error:
+            raise _native.take_error(error) from None
+
+    return call
+
+
+class _Op:
+    """A differentiable op: an op of `torch.library` that consists of kernels, in its forward and in its backward pass.
+
+    Compiled graphs contain the kernels. In eager mode the op is called without PyTorch's dispatcher.
     """
 
     def __init__(
         self,
         schema: str,
-        run: Callable[..., Any],
-        fake: Callable[..., Any],
+        forward: Callable[..., Any],
         save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
         grad: Callable[..., Any] | None = None,
     ) -> None:
-        """`fake` returns tensors like the results; `save` keeps what `grad`, the backward pass, needs in its context."""
+        """`save` keeps what `grad`, the backward pass, needs in its context; without `grad` the op has no gradient.
+
+        A backward pass is an op without a schema, only a name: graphs contain its kernels.
+        """
         self.name = schema.split("(")[0]
-        self.run = run
-        _library.define(schema, tags=_TAGS)
-        _library.impl(self.name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"tilewright::{self.name}", fake, lib=_library)
-        self.registered = getattr(torch.ops.tilewright, self.name).default
-        if grad is not None:
-            torch.library.register_autograd(f"tilewright::{self.name}", grad, setup_context=save, lib=_library)
+        self.forward = forward
 
-        def forward(ctx: Any, *args: Any) -> Any:
-            output = run(*args)
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            # Results that are statistics have no gradient, and none is allocated for them.
+            ctx.set_materialize_grads(False)
             if save is not None:
-                save(ctx, args, output)
-            return output
+                save(ctx, inputs, output)
 
-        members = {"forward": staticmethod(forward), "backward": staticmethod(grad or self._without_gradient)}
-        self.function = type(self.name, (torch.autograd.Function,), members)
+        def backward(ctx: Any, *grads: Any) -> Any:
+            if grad is None:
+                raise RuntimeError(f"tilewright: {self.name} has no gradient: a second derivative is not defined")
+            return (None,) * len(ctx.needs_input_grad) if grads[0] is None else grad(ctx, *grads)
 
-    def _without_gradient(self, ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(f"tilewright: {self.name} has no gradient: a second derivative is not defined")
+        members = {"forward": forward, "setup_context": setup_context, "backward": backward}
+        self.function = type(
+            self.name, (torch.autograd.Function,), {name: staticmethod(member) for name, member in members.items()}
+        )
+        # What `apply` of the class calls outside of `torch.func`, without inspecting the signature of `forward` first.
+        self.apply = super(torch.autograd.Function, self.function).apply
+        self.registered = None
+        if schema != self.name:
+            _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+            _library.impl(self.name, self._eager, "CompositeImplicitAutograd")
+            self.registered = getattr(_kernels, self.name).default
+
+    def _eager(self, *args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            return (self.function.apply if torch._C._are_functorch_transforms_active() else self.apply)(*args)
+        return self.forward(*args)
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling() or _is_traced(args):
+        if self.registered is not None and torch.compiler.is_compiling():
             return self.registered(*args)
-        if not (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)):
-            return self.run(*args)
-        return self.function.apply(*args)
+        return self._eager(*args)
 
-
-def _is_traced(args: tuple[Any, ...]) -> bool:
-    """Whether an op must go through PyTorch's dispatcher: for dispatch modes, `torch.func` and tensor subclasses."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(isinstance(x, Tensor) and type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in args)
-    )
-
-
-def _float32(like: Tensor) -> Callable[[Any], Tensor]:
-    """A function that allocates float32 tensors on the device of `like`."""
-    return lambda shape: torch.empty(shape, dtype=torch.float32, device=like.device)
-
-
-def _rows(x: Tensor) -> int:
-    return x.numel() // max(x.shape[-1], 1)
-
-
-def _matrix(x: Tensor) -> Tensor:
-    """x [..., d] with leading dimensions that are one dimension in memory: x itself or a view where possible."""
-    return x if x.dim() == 2 or x.is_contiguous() else x.reshape(-1, x.shape[-1])
 
 
 def _dense(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _with_unit_stride(x: Tensor) -> Tensor:
-    """x, copied if its last dimension is not contiguous in memory, as that of an expanded gradient."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _row_vector(x: Tensor) -> Tensor:
+    """A float32 for each row of x [..., d]."""
+    return x.new_empty(x.numel() // max(x.shape[-1], 1), dtype=torch.float32)
+
+
+def _heads_like(x: Tensor) -> Tensor:
+    """A new tensor like x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d], whichever x is like."""
+    batch, heads, n, d = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(batch, n, heads, d).transpose(1, 2)
+    return x.new_empty(x.shape)
+
+
+# The precisions of float32 products, as the kernels number them.
+_PRECISIONS = {None: 0, "ieee": 1, "tf32": 2, "tf32x3": 3}
+
+
+def _precision(name: str | None) -> int:
+    if name not in _PRECISIONS:
+        raise ValueError(f"precision: expected ieee, tf32 or tf32x3, found {name}")
+    return _PRECISIONS[name]
 
 
 # Attention
 
-
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, precision: str | None, deterministic: bool
-) -> tuple[Tensor, Tensor]:
-    o, lse = _attention_fake(q, k, v, causal, scale, precision, deterministic)
-    _native.attention_forward(q, k, v, o, lse, _float32(q), causal, scale, precision)
-    return o, lse
-
-
-def _attention_fake(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, precision: str | None, deterministic: bool
-) -> tuple[Tensor, Tensor]:
-    torch._check(q.dim() == 4, lambda: f"attention: expected q [batch, heads, rows, d], found {list(q.shape)}")
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-def _attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_o: Tensor,
-    causal: bool, scale: float | None, precision: str | None, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    _native.attention_backward(
-        q, k, v, o, lse, _with_unit_stride(grad_o), *grads, _float32(q), causal, scale, precision, deterministic
-    )
-    return grads
-
-
-_attention_backward_op = _Op(
-    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o, bool causal, float? scale,"
-    " str? precision, bool deterministic) -> (Tensor, Tensor, Tensor)",
-    _attention_backward,
-    lambda q, k, v, *_: (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)),
+_attention_forward = _kernel(
+    "attention_forward(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision) -> (Tensor, Tensor)",
+    lambda q, k, v, *_: (_heads_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
+_attention_backward = _Op(
+    "attention_backward",
+    _kernel(
+        "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o, bool causal, float scale,"
+        " int precision, bool deterministic) -> (Tensor, Tensor, Tensor)",
+        lambda q, k, v, *_: (_heads_like(q), _heads_like(k), _heads_like(v)),
+    ),
 )
 
 
@@ -161,17 +171,12 @@ def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
     ctx.mark_non_differentiable(output[1])
 
 
-def _attention_grad(ctx: Any, grad_o: Tensor, _: Any) -> tuple[Any, ...]:
-    return *_attention_backward_op(*ctx.saved_tensors, grad_o, *ctx.options), None, None, None, None
-
-
 _attention_op = _Op(
-    "attention(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str? precision, bool deterministic)"
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision, bool deterministic)"
     " -> (Tensor, Tensor)",
-    _attention,
-    _attention_fake,
+    lambda q, k, v, causal, scale, precision, _: _attention_forward(q, k, v, causal, scale, precision),
     _save_attention,
-    _attention_grad,
+    lambda ctx, grad_o, _: (*_attention_backward(*ctx.saved_tensors, grad_o, *ctx.options), None, None, None, None),
 )
 
 
@@ -195,134 +200,106 @@ def attention(
     """
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    return _attention_op(q, k, v, causal, scale, precision, deterministic)[0]
+    if q.dim() != 4:
+        raise ValueError(f"attention: expected q [batch, heads, rows, d], found {list(q.shape)}")
+    if scale is None:
+        scale = max(q.shape[3], 1) ** -0.5
+    return _attention_op(q, k, v, causal, scale, _precision(precision), deterministic)[0]
 
 
 # Norms
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    y, rstd = _rms_norm_fake(x, weight, eps)
-    _native.rms_norm_forward(_matrix(x), weight, y, rstd, eps)
-    return y, rstd
+def _is_fused(x: Tensor) -> bool:
+    """Whether a norm of x is left to the compiler, as a formula.
+
+    Inductor fuses it with the casts and additions around it, which read and write more memory than the norm.
+    """
+    return torch.compiler.is_compiling() and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _rms_norm_fake(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _dense(x), x.new_empty(_rows(x), dtype=torch.float32)
 
-
-def _rms_norm_backward(x: Tensor, weight: Tensor, rstd: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
-    grad_x, grad_weight = _dense(x), _dense(weight)
-    _native.rms_norm_backward(_matrix(x), weight, rstd, _matrix(grad_y), grad_x, grad_weight)
-    return grad_x, grad_weight
-
-
-_rms_norm_backward_op = _Op(
-    "rms_norm_backward(Tensor x, Tensor weight, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor)",
-    _rms_norm_backward,
-    lambda x, weight, *_: (_dense(x), _dense(weight)),
+_rms_norm_forward = _kernel(
+    "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    lambda x, *_: (_dense(x), _row_vector(x)),
+)
+_rms_norm_backward = _Op(
+    "rms_norm_backward",
+    _kernel(
+        "rms_norm_backward(Tensor x, Tensor weight, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor)",
+        lambda x, weight, *_: (_dense(x), _dense(weight)),
+    ),
 )
 
 
-def _save_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:2], output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _rms_norm_grad(ctx: Any, grad_y: Tensor, _: Any) -> tuple[Any, ...]:
-    return *_rms_norm_backward_op(*ctx.saved_tensors, grad_y), None
+def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """The input, the weight and the statistics."""
+    ctx.save_for_backward(*inputs[:2], *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
 
 
 _rms_norm_op = _Op(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    _rms_norm,
-    _rms_norm_fake,
-    _save_rms_norm,
-    _rms_norm_grad,
+    _rms_norm_forward,
+    _save_norm,
+    lambda ctx, grad_y, _: (*_rms_norm_backward(*ctx.saved_tensors, grad_y), None),
 )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """x / √(mean(x²) + eps) · weight for each row of x [..., d]. The weight [d] is converted to x's type."""
+    if _is_fused(x):
+        exact = x.float()
+        y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
+        return (y * weight.to(x.dtype).float()).to(x.dtype)
     return _rms_norm_op(x, weight.to(x.dtype), eps)[0]
 
 
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    y, mean, rstd = _layer_norm_fake(x, weight, bias, eps)
-    _native.layer_norm_forward(_matrix(x), weight, bias, y, mean, rstd, eps)
-    return y, mean, rstd
-
-
-def _layer_norm_fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    statistics = [x.new_empty(_rows(x), dtype=torch.float32) for _ in range(2)]
-    return _dense(x), statistics[0], statistics[1]
-
-
-def _layer_norm_backward(
-    x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, grad_y: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    grads = _dense(x), _dense(weight), _dense(weight)
-    _native.layer_norm_backward(_matrix(x), weight, mean, rstd, _matrix(grad_y), *grads)
-    return grads
-
-
-_layer_norm_backward_op = _Op(
-    "layer_norm_backward(Tensor x, Tensor weight, Tensor mean, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor, Tensor)",
-    _layer_norm_backward,
-    lambda x, weight, *_: (_dense(x), _dense(weight), _dense(weight)),
+_layer_norm_forward = _kernel(
+    "layer_norm_forward(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    lambda x, *_: (_dense(x), _row_vector(x), _row_vector(x)),
 )
-
-
-def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:2], *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _layer_norm_grad(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Any, ...]:
-    return *_layer_norm_backward_op(*ctx.saved_tensors, grad_y), None
-
-
+_layer_norm_backward = _Op(
+    "layer_norm_backward",
+    _kernel(
+        "layer_norm_backward(Tensor x, Tensor weight, Tensor mean, Tensor rstd, Tensor grad_y)"
+        " -> (Tensor, Tensor, Tensor)",
+        lambda x, weight, *_: (_dense(x), _dense(weight), _dense(weight)),
+    ),
+)
 _layer_norm_op = _Op(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
-    _layer_norm,
-    _layer_norm_fake,
-    _save_layer_norm,
-    _layer_norm_grad,
+    _layer_norm_forward,
+    _save_norm,
+    lambda ctx, grad_y, *_: (*_layer_norm_backward(*ctx.saved_tensors, grad_y), None),
 )
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias for each row of x [..., d]. Weight and bias are converted to x's type."""
     bias = torch.zeros_like(weight) if bias is None else bias
+    if _is_fused(x):
+        exact = x.float()
+        centered = exact - exact.mean(-1, keepdim=True)
+        y = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
+        return (y * weight.to(x.dtype).float() + bias.to(x.dtype).float()).to(x.dtype)
     return _layer_norm_op(x, weight.to(x.dtype), bias.to(x.dtype), eps)[0]
 
 
 # Cross-entropy
 
 
-def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    loss, lse = _cross_entropy_fake(logits, target, ignore_index)
-    _native.cross_entropy_forward(_matrix(logits), target, loss, lse, ignore_index)
-    return loss, lse
-
-
-def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    rows = _rows(logits)
-    return logits.new_empty(rows, dtype=torch.float32), logits.new_empty(rows, dtype=torch.float32)
-
-
-def _cross_entropy_backward(
-    logits: Tensor, target: Tensor, lse: Tensor, grad_loss: Tensor, ignore_index: int
-) -> Tensor:
-    grad = _dense(logits)
-    _native.cross_entropy_backward(_matrix(logits), target, lse, grad_loss, grad, ignore_index)
-    return grad
-
-
-_cross_entropy_backward_op = _Op(
-    "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor grad_loss, int ignore_index) -> Tensor",
-    _cross_entropy_backward,
-    lambda logits, *_: _dense(logits),
+_cross_entropy_forward = _kernel(
+    "cross_entropy_forward(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
+    lambda logits, *_: (_row_vector(logits), _row_vector(logits)),
+)
+_cross_entropy_backward = _Op(
+    "cross_entropy_backward",
+    _kernel(
+        "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor grad_loss, int ignore_index)"
+        " -> Tensor",
+        lambda logits, *_: _dense(logits),
+    ),
 )
 
 
@@ -332,16 +309,11 @@ def _save_cross_entropy(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor,
     ctx.mark_non_differentiable(output[1])
 
 
-def _cross_entropy_grad(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Any, ...]:
-    return _cross_entropy_backward_op(*ctx.saved_tensors, grad_loss, ctx.ignore_index), None, None
-
-
 _cross_entropy_op = _Op(
     "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
-    _cross_entropy,
-    _cross_entropy_fake,
+    _cross_entropy_forward,
     _save_cross_entropy,
-    _cross_entropy_grad,
+    lambda ctx, grad, _: (_cross_entropy_backward(*ctx.saved_tensors, grad, ctx.ignore_index), None, None),
 )
 
 
@@ -387,17 +359,10 @@ def _chunks(x: Tensor, weight: Tensor, precision: str) -> Iterator[tuple[slice, 
 def _linear_cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, precision: str
 ) -> tuple[Tensor, Tensor]:
-    loss, lse = _linear_cross_entropy_fake(x, weight, target, ignore_index, precision)
+    loss, lse = _row_vector(x), _row_vector(x)
     for rows, logits in _chunks(x, weight, precision):
         _native.cross_entropy_forward(logits, target[rows], loss[rows], lse[rows], ignore_index)
     return loss, lse
-
-
-def _linear_cross_entropy_fake(
-    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, precision: str
-) -> tuple[Tensor, Tensor]:
-    torch._check(x.dim() == 2 and weight.dim() == 2, lambda: f"expected matrices, found {x.shape} and {weight.shape}")
-    return x.new_empty(x.shape[0], dtype=torch.float32), x.new_empty(x.shape[0], dtype=torch.float32)
 
 
 def _linear_cross_entropy_backward(
@@ -414,10 +379,13 @@ def _linear_cross_entropy_backward(
 
 
 _linear_cross_entropy_backward_op = _Op(
-    "linear_cross_entropy_backward(Tensor x, Tensor weight, Tensor target, Tensor lse, Tensor grad_loss,"
-    " int ignore_index, str precision) -> (Tensor, Tensor)",
-    _linear_cross_entropy_backward,
-    lambda x, weight, *_: (_dense(x), _dense(weight)),
+    "linear_cross_entropy_backward",
+    _kernel(
+        "linear_cross_entropy_backward(Tensor x, Tensor weight, Tensor target, Tensor lse, Tensor grad_loss,"
+        " int ignore_index, str precision) -> (Tensor, Tensor)",
+        lambda x, weight, *_: (_dense(x), _dense(weight)),
+        _linear_cross_entropy_backward,
+    ),
 )
 
 
@@ -434,8 +402,12 @@ def _linear_cross_entropy_grad(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Any
 
 _linear_cross_entropy_op = _Op(
     "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, str precision) -> (Tensor, Tensor)",
-    _linear_cross_entropy,
-    _linear_cross_entropy_fake,
+    _kernel(
+        "linear_cross_entropy_forward(Tensor x, Tensor weight, Tensor target, int ignore_index, str precision)"
+        " -> (Tensor, Tensor)",
+        lambda x, *_: (_row_vector(x), _row_vector(x)),
+        _linear_cross_entropy,
+    ),
     _save_linear_cross_entropy,
     _linear_cross_entropy_grad,
 )
@@ -455,6 +427,9 @@ def linear_cross_entropy(
     The backward pass computes the logits again. `precision` as for `matmul`.
     """
     flat = _targets(x, target, reduction)
+    _precision(precision)
+    if weight.dim() != 2:
+        raise ValueError(f"weight: expected [classes, d], found {list(weight.shape)}")
     loss = _linear_cross_entropy_op(x.reshape(-1, x.shape[-1]), weight.to(x.dtype), flat, ignore_index, precision)[0]
     return _reduced(loss, target, flat, ignore_index, reduction)
 
@@ -462,33 +437,15 @@ def linear_cross_entropy(
 # Softmax
 
 
-def _softmax(x: Tensor) -> Tensor:
-    y = _dense(x)
-    _native.softmax_forward(_matrix(x), y)
-    return y
-
-
-def _softmax_backward(y: Tensor, grad_y: Tensor) -> Tensor:
-    grad_x = _dense(y)
-    _native.softmax_backward(_matrix(y), _matrix(grad_y), grad_x)
-    return grad_x
-
-
-_softmax_backward_op = _Op(
-    "softmax_backward(Tensor y, Tensor grad_y) -> Tensor", _softmax_backward, lambda y, _: _dense(y)
+_softmax_backward = _Op(
+    "softmax_backward",
+    _kernel("softmax_backward(Tensor y, Tensor grad_y) -> Tensor", lambda y, _: _dense(y)),
 )
-
-
-def _save_softmax(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(output)
-
-
 _softmax_op = _Op(
     "softmax(Tensor x) -> Tensor",
-    _softmax,
-    _dense,
-    _save_softmax,
-    lambda ctx, grad_y: _softmax_backward_op(*ctx.saved_tensors, grad_y),
+    _kernel("softmax_forward(Tensor x) -> Tensor", _dense),
+    lambda ctx, inputs, output: ctx.save_for_backward(output),
+    lambda ctx, grad_y: _softmax_backward(*ctx.saved_tensors, grad_y),
 )
 
 
@@ -500,62 +457,56 @@ def softmax(x: Tensor) -> Tensor:
 # SiLU and SwiGLU
 
 
-def _swiglu(a: Tensor, b: Tensor) -> Tensor:
-    y = _dense(a)
-    _native.swiglu_forward(_matrix(a), _matrix(b), y)
-    return y
-
-
-def _swiglu_backward(a: Tensor, b: Tensor, grad_y: Tensor) -> tuple[Tensor, Tensor]:
-    grads = _dense(a), _dense(b)
-    _native.swiglu_backward(_matrix(a), _matrix(b), _matrix(grad_y), *grads)
-    return grads
-
-
-_swiglu_backward_op = _Op(
-    "swiglu_backward(Tensor a, Tensor b, Tensor grad_y) -> (Tensor, Tensor)",
-    _swiglu_backward,
-    lambda a, b, _: (_dense(a), _dense(b)),
-)
-
-
 def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
+_swiglu_backward = _Op(
+    "swiglu_backward",
+    _kernel(
+        "swiglu_backward(Tensor a, Tensor b, Tensor grad_y) -> (Tensor, Tensor)",
+        lambda a, b, _: (_dense(a), _dense(b)),
+    ),
+)
 _swiglu_op = _Op(
     "swiglu(Tensor a, Tensor b) -> Tensor",
-    _swiglu,
-    lambda a, b: _dense(a),
+    _kernel("swiglu_forward(Tensor a, Tensor b) -> Tensor", lambda a, b: _dense(a)),
     _save_inputs,
-    lambda ctx, grad_y: _swiglu_backward_op(*ctx.saved_tensors, grad_y),
+    lambda ctx, grad_y: _swiglu_backward(*ctx.saved_tensors, grad_y),
 )
 
 
-def swiglu(a: Tensor, b: Tensor) -> Tensor:
-    """silu(a) · b for a and b [..., d]; the halves of one fused projection are passed as slices, without a copy."""
-    return _swiglu_op(a, b)
+_swiglu_packed_backward = _Op(
+    "swiglu_packed_backward",
+    _kernel("swiglu_packed_backward(Tensor x, Tensor grad_y) -> Tensor", lambda x, _: _dense(x)),
+)
+_swiglu_packed_op = _Op(
+    "swiglu_packed(Tensor x) -> Tensor",
+    _kernel(
+        "swiglu_packed_forward(Tensor x) -> Tensor", lambda x: x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    ),
+    _save_inputs,
+    lambda ctx, grad_y: _swiglu_packed_backward(*ctx.saved_tensors, grad_y),
+)
 
 
-def _silu(x: Tensor) -> Tensor:
-    y = _dense(x)
-    _native.silu_forward(_matrix(x), y)
-    return y
+def swiglu(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """silu(a) · b for a and b [..., d]; without b, for the halves of a [..., 2 · d], the result of one fused projection.
+
+    The gradient of the halves is one tensor: with slices as a and b, PyTorch would concatenate theirs.
+    """
+    return _swiglu_packed_op(a) if b is None else _swiglu_op(a, b)
 
 
-def _silu_backward(x: Tensor, grad_y: Tensor) -> Tensor:
-    grad_x = _dense(x)
-    _native.silu_backward(_matrix(x), _matrix(grad_y), grad_x)
-    return grad_x
-
-
-_silu_backward_op = _Op("silu_backward(Tensor x, Tensor grad_y) -> Tensor", _silu_backward, lambda x, _: _dense(x))
+_silu_backward = _Op(
+    "silu_backward",
+    _kernel("silu_backward(Tensor x, Tensor grad_y) -> Tensor", lambda x, _: _dense(x)),
+)
 _silu_op = _Op(
     "silu(Tensor x) -> Tensor",
-    _silu,
-    _dense,
+    _kernel("silu_forward(Tensor x) -> Tensor", _dense),
     _save_inputs,
-    lambda ctx, grad_y: _silu_backward_op(*ctx.saved_tensors, grad_y),
+    lambda ctx, grad_y: _silu_backward(*ctx.saved_tensors, grad_y),
 )
 
 
@@ -579,30 +530,38 @@ def _kept_frequencies(d: int, base: float, device: torch.device) -> Tensor:
     if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _rope_frequencies(d, base, device)
     key = d, base, device
-    if key not in _frequencies:
-        # Backward passes save it, also if the first call is in inference mode.
-        with torch.inference_mode(False):
-            _frequencies[key] = _rope_frequencies(d, base, device)
-    return _frequencies[key]
+    if key in _frequencies:
+        return _frequencies[key]
+    # Backward passes save it, also if the first call is in inference mode.
+    with torch.inference_mode(False):
+        frequencies = _rope_frequencies(d, base, device)
+    # Not a tensor of a tracer, such as FakeTensorMode.
+    if type(frequencies) is Tensor:
+        _frequencies[key] = frequencies
+    return frequencies
 
 
-def _rotatable(x: Tensor, positions: Tensor | None) -> Tensor:
-    """x [batch, heads, n, d] with batch and heads, or batch and n without positions, as one dimension in memory.
-
-    A copy if x is not so.
-    """
-    torch._check(x.dim() == 4, lambda: f"rope: expected x [batch, heads, n, d], found {list(x.shape)}")
-    (batch, heads, n, _), (of_batch, of_head, of_token, _) = x.shape, x.stride()
-    one = batch == 1 or of_batch == of_head * heads or (positions is None and of_batch == of_token * n)
+def _rope_fake(x: Tensor, *_: Any) -> Tensor:
+    """As the kernel: it copies x unless batch and heads, or batch and n, are one dimension in memory."""
+    (batch, heads, n, _), (of_batch, of_head, of_token, of_element) = x.shape, x.stride()
+    one = batch == 1 or of_batch == of_head * heads or of_batch == of_token * n
     expanded = any(extent > 1 and stride == 0 for extent, stride in zip(x.shape, x.stride()))
-    return x if one and not expanded else x.contiguous()
+    return _heads_like(x) if one and not expanded and of_element == 1 else _dense(x)
+
+
+_rope_from = _kernel(
+    "rope_from(Tensor x, Tensor frequencies, int start, bool inverse, bool halves) -> Tensor", _rope_fake
+)
+_rope_at = _kernel(
+    "rope_at(Tensor x, Tensor frequencies, Tensor positions, bool inverse, bool halves) -> Tensor",
+    lambda x, *_: _dense(x),
+)
 
 
 def _rope(x: Tensor, frequencies: Tensor, start: int, positions: Tensor | None, inverse: bool, halves: bool) -> Tensor:
-    x = _rotatable(x, positions)
-    y = torch.empty_like(x)
-    _native.rope(x, frequencies, y, start, positions, inverse, halves)
-    return y
+    if positions is None:
+        return _rope_from(x, frequencies, start, inverse, halves)
+    return _rope_at(x, frequencies, positions, inverse, halves)
 
 
 def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -612,14 +571,13 @@ def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _rope_grad(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
     frequencies, positions = ctx.saved_tensors
-    grad = _rope_op(_with_unit_stride(grad_y), frequencies, ctx.start, positions, not ctx.inverse, ctx.halves)
+    grad = _rope_op(grad_y, frequencies, ctx.start, positions, not ctx.inverse, ctx.halves)
     return grad, None, None, None, None, None
 
 
 _rope_op = _Op(
     "rope(Tensor x, Tensor frequencies, int start, Tensor? positions, bool inverse, bool halves) -> Tensor",
     _rope,
-    lambda x, frequencies, start, positions, inverse, halves: torch.empty_like(_rotatable(x, positions)),
     _save_rope,
     _rope_grad,
 )
@@ -633,30 +591,27 @@ def rope(
     Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
     [n], int64 or int32, or start, start + 1, …. With `halves`, pairs are (x[i], x[i + d/2]), as in Llama.
     """
+    if x.dim() != 4:
+        raise ValueError(f"rope: expected x [batch, heads, n, d], found {list(x.shape)}")
     return _rope_op(x, _kept_frequencies(x.shape[-1], base, x.device), start, positions, False, halves)
 
 
 # Matmul
 
 
-def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-    c = a.new_empty(a.shape[0], b.shape[1])
-    _native.matmul(a, b, c, bias, "none", precision)
-    return c
+_matmul_forward = _kernel(
+    "matmul_forward(Tensor a, Tensor b, int precision) -> Tensor",
+    lambda a, b, _: a.new_empty(a.shape[0], b.shape[1]),
+)
+_matmul_bias_forward = _kernel(
+    "matmul_bias_forward(Tensor a, Tensor b, Tensor bias, int precision) -> Tensor",
+    lambda a, b, *_: a.new_empty(a.shape[0], b.shape[1]),
+)
+_column_sum = _Op("column_sum", _kernel("column_sum(Tensor x) -> Tensor", lambda x: x.new_empty(x.shape[-1])))
 
 
-def _matmul_fake(a: Tensor, b: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-    torch._check(a.dim() == 2 and b.dim() == 2, lambda: f"matmul: expected matrices, found {a.shape} and {b.shape}")
-    return a.new_empty(a.shape[0], b.shape[1])
-
-
-def _column_sum(x: Tensor) -> Tensor:
-    y = x.new_empty(x.shape[-1])
-    _native.column_sum(_matrix(x), y)
-    return y
-
-
-_column_sum_op = _Op("column_sum(Tensor x) -> Tensor", _column_sum, lambda x: x.new_empty(x.shape[-1]))
+def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, precision: int) -> Tensor:
+    return _matmul_forward(a, b, precision) if bias is None else _matmul_bias_forward(a, b, bias, precision)
 
 
 def _save_matmul(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -671,14 +626,13 @@ def _matmul_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs_a, needs_b, needs_bias, _ = ctx.needs_input_grad
     grad_a = _matmul_op(grad, b.t(), None, ctx.precision) if needs_a else None
     grad_b = _matmul_op(a.t(), grad, None, ctx.precision) if needs_b else None
-    grad_bias = _column_sum_op(grad) if ctx.has_bias and needs_bias else None
+    grad_bias = _column_sum(grad) if ctx.has_bias and needs_bias else None
     return grad_a, grad_b, grad_bias, None
 
 
 _matmul_op = _Op(
-    "matmul(Tensor a, Tensor b, Tensor? bias, str precision) -> Tensor",
+    "matmul(Tensor a, Tensor b, Tensor? bias, int precision) -> Tensor",
     _matmul,
-    _matmul_fake,
     _save_matmul,
     _matmul_grad,
 )
@@ -689,10 +643,15 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "ieee") -> Tensor:
 
     `precision` is for float32 operands: "ieee", "tf32" or "tf32x3".
     """
-    return _matmul_op(a, b, None, precision)
+    if a.dim() != 2 or b.dim() != 2:
+        raise ValueError(f"matmul: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
+    return _matmul_op(a, b, None, _precision(precision))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str = "ieee") -> Tensor:
     """x [..., k] · weight [n, k]ᵀ + bias [n]: `torch.nn.functional.linear`. `precision` as for `matmul`."""
-    y = _matmul_op(x.reshape(-1, x.shape[-1]), weight.t(), bias, precision)
+    y = _matmul_op(x.reshape(-1, x.shape[-1]), weight.t(), bias, _precision(precision))
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+_native.register_torch_kernels(os.path.join(os.path.dirname(torch.__file__), "lib"))

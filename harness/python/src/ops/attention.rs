@@ -19,9 +19,12 @@ fn options(
     precision: Option<&str>,
     deterministic: bool,
 ) -> PyResult<Options<'static>> {
-    let backward = if deterministic { Backward::TwoPass } else { Backward::Auto };
     let precision = precision.map(super::dense::precision).transpose()?;
-    Ok(Options { causal, scale, precision, backward, ..Options::default() })
+    Ok(Options { causal, scale, precision, backward: backward_of(deterministic), ..Options::default() })
+}
+
+pub fn backward_of(deterministic: bool) -> Backward {
+    if deterministic { Backward::TwoPass } else { Backward::Auto }
 }
 
 /// Extents of an array of rank 4.
@@ -32,12 +35,20 @@ fn shape4(array: &Array, at: Argument) -> tilewright::Result<[usize; 4]> {
         .map_err(|_| at.error("4 dimensions [batch, heads, rows, d]".into(), format!("the shape {:?}", array.shape)))
 }
 
-/// Calls `allocate` for `elements` f32, if there are any.
-fn workspace(allocate: &Bound<'_, PyAny>, elements: usize) -> PyResult<Option<Array>> {
-    match elements {
-        0 => Ok(None),
-        elements => Array::new("workspace", &allocate.call1((elements,))?).map(Some),
+/// Calls `allocate` for `elements` f32, if there are any. Checks the array as an output beside the `arguments`.
+fn workspace(
+    py: Python<'_>,
+    call: Call,
+    allocate: &Bound<'_, PyAny>,
+    elements: usize,
+    arguments: &[(&'static str, &Array)],
+) -> PyResult<Option<Array>> {
+    if elements == 0 {
+        return Ok(None);
     }
+    let workspace = Array::new("workspace", &allocate.call1((elements,))?)?;
+    super::prepare(py, call.kernel, arguments, &[("workspace", &workspace)], None)?;
+    Ok(Some(workspace))
 }
 
 /// o, in q's shape, and lse [batch, heads, n_q] of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d].
@@ -60,31 +71,43 @@ fn attention_forward(
     let (o, lse) = (Array::new("o", o)?, Array::new("lse", lse)?);
     let call = Call::new(py, "attention", &[("q", &q), ("k", &k), ("v", &v)], &[("o", &o), ("lse", &lse)])?;
     let options = options(causal, scale, precision, true)?;
-    let elements = without_gil(py, || {
-        let (q_shape, k_shape) = (shape4(&q, call.arg("q"))?, shape4(&k, call.arg("k"))?);
-        for_float_type!(q.dtype, call.arg("q"), T => {
-            Ok(forward_workspace::<T>(call.device, q_shape, k_shape, &options))
-        })
-    })?;
-    let workspace = workspace(allocate, elements)?;
-    without_gil(py, || {
-        for_float_type!(q.dtype, call.arg("q"), T => {
-            let mut none = tilewright::Buffer::uninit(call.device, 0)?;
-            let workspace = match &workspace {
-                Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
-                None => none.view_mut(),
-            };
-            forward_into::<T>(
-                call.device,
-                q.tensor(call.arg("q"))?,
-                k.tensor(call.arg("k"))?,
-                v.tensor(call.arg("v"))?,
-                o.tensor_mut(call.arg("o"))?,
-                dense_rows(&lse, call.arg("lse"))?,
-                workspace,
-                &options,
-            )
-        })
+    let elements = without_gil(py, || workspace_of_forward(call, &q, &k, &options))?;
+    let arguments = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse)];
+    let workspace = workspace(py, call, allocate, elements, &arguments)?;
+    without_gil(py, || forward(call, [&q, &k, &v], &o, &lse, workspace.as_ref(), &options))
+}
+
+/// The elements of the workspace of [`forward`].
+pub fn workspace_of_forward(call: Call, q: &Array, k: &Array, options: &Options) -> tilewright::Result<usize> {
+    let (q_shape, k_shape) = (shape4(q, call.arg("q"))?, shape4(k, call.arg("k"))?);
+    for_float_type!(q.dtype, call.arg("q"), T => Ok(forward_workspace::<T>(call.device, q_shape, k_shape, options)))
+}
+
+/// The forward pass, on arrays of the device of `call`.
+pub fn forward(
+    call: Call,
+    [q, k, v]: [&Array; 3],
+    o: &Array,
+    lse: &Array,
+    workspace: Option<&Array>,
+    options: &Options,
+) -> tilewright::Result<()> {
+    for_float_type!(q.dtype, call.arg("q"), T => {
+        let mut none = tilewright::Buffer::uninit(call.device, 0)?;
+        let workspace = match workspace {
+            Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
+            None => none.view_mut(),
+        };
+        forward_into::<T>(
+            call.device,
+            q.tensor(call.arg("q"))?,
+            k.tensor(call.arg("k"))?,
+            v.tensor(call.arg("v"))?,
+            o.tensor_mut(call.arg("o"))?,
+            dense_rows(lse, call.arg("lse"))?,
+            workspace,
+            options,
+        )
     })
 }
 
@@ -127,39 +150,52 @@ fn attention_backward(
     let inputs = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
     let call = Call::new(py, "attention", &inputs, &[("dq", &dq), ("dk", &dk), ("dv", &dv)])?;
     let options = options(causal, scale, precision, deterministic)?;
-    let elements = without_gil(py, || {
-        let (q_shape, k_shape) = (shape4(&q, call.arg("q"))?, shape4(&k, call.arg("k"))?);
-        for_float_type!(q.dtype, call.arg("q"), T => {
-            Ok(backward_workspace::<T>(call.device, q_shape, k_shape, &options))
-        })
-    })?;
-    let workspace = workspace(allocate, elements)?;
-    without_gil(py, || {
-        for_float_type!(q.dtype, call.arg("q"), T => {
-            let mut none = tilewright::Buffer::uninit(call.device, 0)?;
-            let workspace = match &workspace {
-                Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
-                None => none.view_mut(),
-            };
-            expect_dense(&lse, call.arg("lse"))?;
-            let saved = Saved::<T> {
-                q: q.tensor(call.arg("q"))?,
-                k: k.tensor(call.arg("k"))?,
-                v: v.tensor(call.arg("v"))?,
-                o: o.tensor(call.arg("o"))?,
-                lse: lse.view(call.arg("lse"))?,
-                d_o: d_o.tensor(call.arg("d_o"))?,
-            };
-            backward_into(
-                call.device,
-                saved,
-                dq.tensor_mut(call.arg("dq"))?,
-                dk.tensor_mut(call.arg("dk"))?,
-                dv.tensor_mut(call.arg("dv"))?,
-                workspace,
-                &options,
-            )
-        })
+    let elements = without_gil(py, || workspace_of_backward(call, &q, &k, &options))?;
+    let outputs = [("dq", &dq), ("dk", &dk), ("dv", &dv)];
+    let arguments: Vec<_> = inputs.into_iter().chain(outputs).collect();
+    let workspace = workspace(py, call, allocate, elements, &arguments)?;
+    let saved = [&q, &k, &v, &o, &lse, &d_o];
+    without_gil(py, || backward(call, saved, [&dq, &dk, &dv], workspace.as_ref(), &options))
+}
+
+/// The elements of the workspace of [`backward`].
+pub fn workspace_of_backward(call: Call, q: &Array, k: &Array, options: &Options) -> tilewright::Result<usize> {
+    let (q_shape, k_shape) = (shape4(q, call.arg("q"))?, shape4(k, call.arg("k"))?);
+    for_float_type!(q.dtype, call.arg("q"), T => Ok(backward_workspace::<T>(call.device, q_shape, k_shape, options)))
+}
+
+/// The backward pass, on arrays of the device of `call`.
+pub fn backward(
+    call: Call,
+    [q, k, v, o, lse, d_o]: [&Array; 6],
+    [dq, dk, dv]: [&Array; 3],
+    workspace: Option<&Array>,
+    options: &Options,
+) -> tilewright::Result<()> {
+    for_float_type!(q.dtype, call.arg("q"), T => {
+        let mut none = tilewright::Buffer::uninit(call.device, 0)?;
+        let workspace = match workspace {
+            Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
+            None => none.view_mut(),
+        };
+        expect_dense(lse, call.arg("lse"))?;
+        let saved = Saved::<T> {
+            q: q.tensor(call.arg("q"))?,
+            k: k.tensor(call.arg("k"))?,
+            v: v.tensor(call.arg("v"))?,
+            o: o.tensor(call.arg("o"))?,
+            lse: lse.view(call.arg("lse"))?,
+            d_o: d_o.tensor(call.arg("d_o"))?,
+        };
+        backward_into(
+            call.device,
+            saved,
+            dq.tensor_mut(call.arg("dq"))?,
+            dk.tensor_mut(call.arg("dk"))?,
+            dv.tensor_mut(call.arg("dv"))?,
+            workspace,
+            options,
+        )
     })
 }
 

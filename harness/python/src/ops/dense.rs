@@ -56,16 +56,27 @@ fn matmul(
         return Err(PyValueError::new_err("matmul: accumulate=True takes no bias"));
     }
     let options = gemm::Options { activation: self::activation(activation)?, precision: self::precision(precision)? };
-    without_gil(py, || {
-        for_float_type!(a.dtype, call.arg("a"), T => {
-            let (a, b) = (a.tensor::<T, 2>(call.arg("a"))?, b.tensor(call.arg("b"))?);
-            let c = c.tensor_mut(call.arg("c"))?;
-            match &bias {
-                None if accumulate => gemm::accumulate(call.device, a, b, c, options),
-                Some(bias) => gemm::multiply_add_bias(call.device, a, b, bias.tensor(call.arg("bias"))?, c, options),
-                None => gemm::multiply(call.device, a, b, c, options),
-            }
-        })
+    without_gil(py, || multiply(call, &a, &b, bias.as_ref(), &c, options, accumulate))
+}
+
+/// The computation of [`matmul`], on arrays of the device of `call`.
+pub fn multiply(
+    call: Call,
+    a: &Array,
+    b: &Array,
+    bias: Option<&Array>,
+    c: &Array,
+    options: gemm::Options,
+    accumulate: bool,
+) -> tilewright::Result<()> {
+    for_float_type!(a.dtype, call.arg("a"), T => {
+        let (a, b) = (a.tensor::<T, 2>(call.arg("a"))?, b.tensor(call.arg("b"))?);
+        let c = c.tensor_mut(call.arg("c"))?;
+        match bias {
+            None if accumulate => gemm::accumulate(call.device, a, b, c, options),
+            Some(bias) => gemm::multiply_add_bias(call.device, a, b, bias.tensor(call.arg("bias"))?, c, options),
+            None => gemm::multiply(call.device, a, b, c, options),
+        }
     })
 }
 
@@ -75,10 +86,13 @@ fn column_sum(x: Object, y: Object) -> PyResult<()> {
     let py = x.py();
     let (x, y) = (Array::new("x", x)?, Array::new("y", y)?);
     let call = Call::new(py, "column_sum", &[("x", &x)], &[("y", &y)])?;
-    without_gil(py, || {
-        for_float_type!(x.dtype, call.arg("x"), T => {
-            columns::forward::<T, T>(call.device, x.rows(call.arg("x"))?, y.tensor_mut(call.arg("y"))?)
-        })
+    without_gil(py, || sum_columns(call, &x, &y))
+}
+
+/// The computation of [`column_sum`], on arrays of the device of `call`.
+pub fn sum_columns(call: Call, x: &Array, y: &Array) -> tilewright::Result<()> {
+    for_float_type!(x.dtype, call.arg("x"), T => {
+        columns::forward::<T, T>(call.device, x.rows(call.arg("x"))?, y.tensor_mut(call.arg("y"))?)
     })
 }
 
@@ -142,29 +156,53 @@ fn rope_(
     let mut inputs = vec![("x", &x), ("frequencies", &frequencies)];
     inputs.extend(positions.as_ref().map(|positions| ("positions", positions)));
     let call = Call::new(py, "rope", &inputs, &[("y", &y)])?;
-    let rotation = Rotation {
+    let at = positions.as_ref().map_or(Positions::From(start), Positions::Each);
+    without_gil(py, || rotate(call, &x, &frequencies, &y, at, rotation(inverse, halves)))
+}
+
+/// The positions of the tokens of [`rotate`].
+#[derive(Clone, Copy)]
+pub enum Positions<'a> {
+    From(usize),
+    Each(&'a Array),
+}
+
+pub fn rotation(inverse: bool, halves: bool) -> Rotation {
+    Rotation {
         direction: if inverse { Direction::Backward } else { Direction::Forward },
         pairs: if halves { Pairs::Halves } else { Pairs::Adjacent },
-    };
-    without_gil(py, || {
-        let at = call.arg("x");
-        let (of_x, of_y) = Tokens::pair(&x, &y, at)?;
-        let n = x.shape[2] as usize;
-        for_float_type!(x.dtype, at, T => {
-            let source = Tensor::<T, 3>::strided(x.view(at)?, of_x.shape, of_x.strides)?;
-            let target = TensorMut::strided(y.view_mut(call.arg("y"))?, of_y.shape, of_y.strides)?;
-            let frequencies = frequencies.tensor(call.arg("frequencies"))?;
-            let Some(positions) = &positions else {
+    }
+}
+
+/// The computation of `rope`, on arrays of the device of `call`.
+pub fn rotate(
+    call: Call,
+    x: &Array,
+    frequencies: &Array,
+    y: &Array,
+    positions: Positions<'_>,
+    rotation: Rotation,
+) -> tilewright::Result<()> {
+    let at = call.arg("x");
+    let (of_x, of_y) = Tokens::pair(x, y, at)?;
+    let n = x.shape[2] as usize;
+    for_float_type!(x.dtype, at, T => {
+        let source = Tensor::<T, 3>::strided(x.view(at)?, of_x.shape, of_x.strides)?;
+        let target = TensorMut::strided(y.view_mut(call.arg("y"))?, of_y.shape, of_y.strides)?;
+        let frequencies = frequencies.tensor(call.arg("frequencies"))?;
+        let positions = match positions {
+            Positions::Each(positions) => positions,
+            Positions::From(start) => {
                 return rope::rotate_from(call.device, source, start, n.max(1), frequencies, target, rotation);
-            };
-            if of_x.batch_in_tokens && x.shape[0] > 1 {
-                let (expected, found) = ("contiguous memory if there are positions", format!("the strides {:?}", x.strides));
-                return Err(at.error(expected.into(), found));
             }
-            for_index_type!(positions.dtype, call.arg("positions"), I => {
-                let positions = positions.tensor::<I, 1>(call.arg("positions"))?;
-                rope::rotate_at(call.device, source, positions, frequencies, target, rotation)
-            })
+        };
+        if of_x.batch_in_tokens && x.shape[0] > 1 {
+            let (expected, found) = ("contiguous memory if there are positions", format!("the strides {:?}", x.strides));
+            return Err(at.error(expected.into(), found));
+        }
+        for_index_type!(positions.dtype, call.arg("positions"), I => {
+            let positions = positions.tensor::<I, 1>(call.arg("positions"))?;
+            rope::rotate_at(call.device, source, positions, frequencies, target, rotation)
         })
     })
 }

@@ -1,8 +1,8 @@
 //! Ops of the package: one function per host function of the kernels. Callers allocate the outputs.
 
-mod attention;
-mod dense;
-mod rows;
+pub mod attention;
+pub mod dense;
+pub mod rows;
 
 use pyo3::prelude::*;
 use tilewright::Device;
@@ -57,9 +57,9 @@ use for_index_type;
 
 /// The arrays of a call, with the device of its launches.
 #[derive(Clone, Copy)]
-struct Call {
-    device: &'static Device,
-    kernel: &'static str,
+pub struct Call {
+    pub device: &'static Device,
+    pub kernel: &'static str,
 }
 
 impl Call {
@@ -73,7 +73,7 @@ impl Call {
         Ok(Call { device: prepare(py, kernel, inputs, outputs, None)?, kernel })
     }
 
-    fn arg(&self, name: &'static str) -> Argument<'static> {
+    pub fn arg(&self, name: &'static str) -> Argument<'static> {
         Argument { device: self.device, kernel: self.kernel, name }
     }
 }
@@ -109,7 +109,7 @@ pub fn mark_written(py: Python<'_>, array: &Array) -> PyResult<()> {
     if array.source != Source::Torch {
         return Ok(());
     }
-    let tensor = array.owner(py);
+    let Some(tensor) = array.object(py) else { return Ok(()) };
     // Tensors of inference mode have no version.
     if !tensor.call_method0("is_inference")?.is_truthy()? {
         py.import("torch.autograd.graph")?.call_method1("increment_version", (tensor,))?;

@@ -1,0 +1,295 @@
+//! The kernels of the ops. Each reads its arguments, allocates the results, and runs a computation of `crate::ops`.
+
+use std::ffi::CStr;
+
+use pyo3::PyResult;
+use pyo3::exceptions::PyValueError;
+use smallvec::smallvec;
+use tilewright::Dtype;
+use tilewright::kernels::attention::Options;
+use tilewright::kernels::matmul::{self as gemm, Activation};
+use tilewright::prelude::Precision;
+
+use super::abi::{Handle, Kernel};
+use super::{
+    Arguments, Results, call, contiguous, dense, empty, halves, heads_like, row_vector, rows, run, unit_stride,
+};
+use crate::array::Array;
+use crate::call::guarded;
+use crate::ops::dense::Positions;
+use crate::ops::{attention, dense as dense_ops, rows as row_ops};
+
+/// A table of functions of this module as kernels, by their names.
+macro_rules! kernels {
+    ($($name:ident)*) => {
+        pub const KERNELS: &[(&CStr, Kernel)] = &[$((
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no zeros"),
+            },
+            {
+                unsafe extern "C-unwind" fn kernel(stack: *mut u64, arguments: u64, results: u64) {
+                    // SAFETY: PyTorch calls it for the op of this name, whose schema in torch.py has these arguments.
+                    unsafe { run(stack, arguments, results, $name) }
+                }
+                kernel
+            },
+        )),*];
+    };
+}
+
+kernels! {
+    attention_forward attention_backward
+    rms_norm_forward rms_norm_backward
+    layer_norm_forward layer_norm_backward
+    softmax_forward softmax_backward
+    cross_entropy_forward cross_entropy_backward
+    silu_forward silu_backward
+    swiglu_forward swiglu_backward
+    swiglu_packed_forward swiglu_packed_backward
+    rope_from rope_at
+    matmul_forward matmul_bias_forward column_sum
+}
+
+fn precision(code: i64) -> PyResult<Option<Precision>> {
+    const PRECISIONS: [&str; 3] = ["ieee", "tf32", "tf32x3"];
+    match code {
+        0 => Ok(None),
+        1..=3 => Ok(Precision::from_name(PRECISIONS[code as usize - 1])),
+        _ => Err(PyValueError::new_err(format!("precision: expected a code from 0 to 3, found {code}"))),
+    }
+}
+
+fn attention_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [q, k, v] = arguments.tensors();
+    let (causal, scale, code) = (arguments.bool(), Some(arguments.float()), arguments.int());
+    let (q, k, v) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?, Array::of_handle("v", v)?);
+    let options = Options { causal, scale, precision: precision(code)?, ..Options::default() };
+    let call = call("attention", &[("q", &q), ("k", &k), ("v", &v)])?;
+    let elements = guarded(|| attention::workspace_of_forward(call, &q, &k, &options))?;
+    let (o, lse) = (heads_like(&q)?, empty(&q, &q.shape[..3], Dtype::F32)?);
+    let workspace = workspace(&q, elements)?;
+    guarded(|| attention::forward(call, [&q, &k, &v], &o, &lse, workspace.as_ref(), &options))?;
+    Ok(smallvec![o, lse])
+}
+
+fn workspace(like: &Array, elements: usize) -> PyResult<Option<Array>> {
+    if elements == 0 { Ok(None) } else { empty(like, &[elements as i64], Dtype::F32).map(Some) }
+}
+
+fn attention_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [q, k, v, o, lse, d_o] = arguments.tensors();
+    let (causal, scale, code) = (arguments.bool(), Some(arguments.float()), arguments.int());
+    let deterministic = arguments.bool();
+    let (q, k, v) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?, Array::of_handle("v", v)?);
+    let (o, lse, d_o) = (Array::of_handle("o", o)?, Array::of_handle("lse", lse)?, unit_stride("d_o", d_o)?);
+    let backward = attention::backward_of(deterministic);
+    let options = Options { causal, scale, precision: precision(code)?, backward, ..Options::default() };
+    let all = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
+    let call = call("attention", &all)?;
+    let elements = guarded(|| attention::workspace_of_backward(call, &q, &k, &options))?;
+    let (dq, dk, dv) = (heads_like(&q)?, heads_like(&k)?, heads_like(&v)?);
+    let (workspace, saved) = (workspace(&q, elements)?, all.map(|(_, array)| array));
+    guarded(|| attention::backward(call, saved, [&dq, &dk, &dv], workspace.as_ref(), &options))?;
+    Ok(smallvec![dq, dk, dv])
+}
+
+fn rms_norm_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let ([x, w], eps) = (arguments.tensors(), arguments.float());
+    let (x, w) = (rows("x", x)?, Array::of_handle("w", w)?);
+    let call = call("rms_norm_fwd", &[("x", &x), ("w", &w)])?;
+    let (y, rstd) = (dense(&x)?, row_vector(&x)?);
+    guarded(|| row_ops::rms_norm_fwd(call, &x, &w, &y, &rstd, eps))?;
+    Ok(smallvec![y, rstd])
+}
+
+fn rms_norm_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [x, w, rstd, grad_y] = arguments.tensors();
+    let (x, w) = (rows("x", x)?, Array::of_handle("w", w)?);
+    let (rstd, grad_y) = (Array::of_handle("rstd", rstd)?, rows("grad_y", grad_y)?);
+    let call = call("rms_norm_bwd", &[("x", &x), ("w", &w), ("rstd", &rstd), ("grad_y", &grad_y)])?;
+    let (grad_x, grad_w) = (dense(&x)?, dense(&w)?);
+    guarded(|| row_ops::rms_norm_bwd(call, &x, &w, &rstd, &grad_y, &grad_x, &grad_w))?;
+    Ok(smallvec![grad_x, grad_w])
+}
+
+fn layer_norm_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let ([x, w, b], eps) = (arguments.tensors(), arguments.float());
+    let (x, w, b) = (rows("x", x)?, Array::of_handle("w", w)?, Array::of_handle("b", b)?);
+    let call = call("layer_norm_fwd", &[("x", &x), ("w", &w), ("b", &b)])?;
+    let (y, mean, rstd) = (dense(&x)?, row_vector(&x)?, row_vector(&x)?);
+    guarded(|| row_ops::layer_norm_fwd(call, &x, &w, &b, &y, &mean, &rstd, eps))?;
+    Ok(smallvec![y, mean, rstd])
+}
+
+fn layer_norm_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [x, w, mean, rstd, grad_y] = arguments.tensors();
+    let (x, w, mean) = (rows("x", x)?, Array::of_handle("w", w)?, Array::of_handle("mean", mean)?);
+    let (rstd, grad_y) = (Array::of_handle("rstd", rstd)?, rows("grad_y", grad_y)?);
+    let inputs = [("x", &x), ("w", &w), ("mean", &mean), ("rstd", &rstd), ("grad_y", &grad_y)];
+    let call = call("layer_norm_bwd", &inputs)?;
+    let (grad_x, grad_w, grad_b) = (dense(&x)?, dense(&w)?, dense(&w)?);
+    guarded(|| row_ops::layer_norm_bwd(call, &x, &w, &mean, &rstd, &grad_y, &grad_x, &grad_w, &grad_b))?;
+    Ok(smallvec![grad_x, grad_w, grad_b])
+}
+
+fn softmax_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let x = rows("x", arguments.tensor())?;
+    let call = call("softmax", &[("x", &x)])?;
+    let y = dense(&x)?;
+    guarded(|| row_ops::softmax(call, &x, &y))?;
+    Ok(smallvec![y])
+}
+
+fn softmax_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [y, grad_y] = arguments.tensors();
+    let (y, grad_y) = (rows("y", y)?, rows("grad_y", grad_y)?);
+    let call = call("softmax_bwd", &[("y", &y), ("grad_y", &grad_y)])?;
+    let grad_x = dense(&y)?;
+    guarded(|| row_ops::softmax_bwd(call, &y, &grad_y, &grad_x))?;
+    Ok(smallvec![grad_x])
+}
+
+fn cross_entropy_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let ([logits, targets], ignore_index) = (arguments.tensors(), arguments.int());
+    let (logits, targets) = (rows("logits", logits)?, Array::of_handle("targets", targets)?);
+    let call = call("cross_entropy_fwd", &[("logits", &logits), ("targets", &targets)])?;
+    let (loss, lse) = (row_vector(&logits)?, row_vector(&logits)?);
+    guarded(|| row_ops::cross_entropy_fwd(call, &logits, &targets, &loss, &lse, ignore_index))?;
+    Ok(smallvec![loss, lse])
+}
+
+fn cross_entropy_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let ([logits, targets, lse, grad_loss], ignore_index) = (arguments.tensors(), arguments.int());
+    let (logits, targets) = (rows("logits", logits)?, Array::of_handle("targets", targets)?);
+    let (lse, grad_loss) = (Array::of_handle("lse", lse)?, Array::of_handle("grad_loss", grad_loss)?);
+    let inputs = [("logits", &logits), ("targets", &targets), ("lse", &lse), ("grad_loss", &grad_loss)];
+    let call = call("cross_entropy_bwd", &inputs)?;
+    let grad = dense(&logits)?;
+    guarded(|| row_ops::cross_entropy_bwd(call, &logits, &targets, &lse, &grad_loss, &grad, ignore_index))?;
+    Ok(smallvec![grad])
+}
+
+fn silu_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let x = rows("x", arguments.tensor())?;
+    let call = call("activation_fwd", &[("x", &x)])?;
+    let y = dense(&x)?;
+    guarded(|| row_ops::silu_fwd(call, &x, &y))?;
+    Ok(smallvec![y])
+}
+
+fn silu_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [x, grad_y] = arguments.tensors();
+    let (x, grad_y) = (rows("x", x)?, rows("grad_y", grad_y)?);
+    let call = call("activation_bwd", &[("x", &x), ("grad_y", &grad_y)])?;
+    let grad_x = dense(&x)?;
+    guarded(|| row_ops::silu_bwd(call, &x, &grad_y, &grad_x))?;
+    Ok(smallvec![grad_x])
+}
+
+fn swiglu_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [a, b] = arguments.tensors();
+    let (a, b) = (rows("a", a)?, rows("b", b)?);
+    let call = call("swiglu_fwd", &[("a", &a), ("b", &b)])?;
+    let y = dense(&a)?;
+    guarded(|| row_ops::swiglu_fwd(call, &a, &b, &y))?;
+    Ok(smallvec![y])
+}
+
+fn swiglu_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [a, b, grad_y] = arguments.tensors();
+    let (a, b, grad_y) = (rows("a", a)?, rows("b", b)?, rows("grad_y", grad_y)?);
+    let call = call("swiglu_bwd", &[("a", &a), ("b", &b), ("grad_y", &grad_y)])?;
+    let (grad_a, grad_b) = (dense(&a)?, dense(&b)?);
+    guarded(|| row_ops::swiglu_bwd(call, &a, &b, &grad_y, &grad_a, &grad_b))?;
+    Ok(smallvec![grad_a, grad_b])
+}
+
+fn swiglu_packed_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let x = rows("x", arguments.tensor())?;
+    let call = call("swiglu_fwd", &[("x", &x)])?;
+    let [a, b] = halves("x", &x)?;
+    let y = dense(&a)?;
+    guarded(|| row_ops::swiglu_fwd(call, &a, &b, &y))?;
+    Ok(smallvec![y])
+}
+
+fn swiglu_packed_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [x, grad_y] = arguments.tensors();
+    let (x, grad_y) = (rows("x", x)?, rows("grad_y", grad_y)?);
+    let call = call("swiglu_bwd", &[("x", &x), ("grad_y", &grad_y)])?;
+    let grad_x = dense(&x)?;
+    let ([a, b], [grad_a, grad_b]) = (halves("x", &x)?, halves("grad_x", &grad_x)?);
+    guarded(|| row_ops::swiglu_bwd(call, &a, &b, &grad_y, &grad_a, &grad_b))?;
+    Ok(smallvec![grad_x])
+}
+
+/// Reads x [batch, heads, n, d]: the tensor, or a copy if neither batch and heads, nor, without positions, batch and n
+/// are one dimension in memory, or if an element has several places.
+fn rotatable(handle: Handle, positions: bool) -> PyResult<Array> {
+    let x = unit_stride("x", handle)?;
+    let (&[batch, heads, n, _], &[of_batch, of_head, of_token, _]) = (&x.shape[..], &x.strides[..]) else {
+        return Ok(x);
+    };
+    let one = batch == 1 || of_batch == of_head * heads || (!positions && of_batch == of_token * n);
+    let expanded = x.shape.iter().zip(&x.strides).any(|(&extent, &stride)| extent > 1 && stride == 0);
+    if one && !expanded { Ok(x) } else { contiguous("x", &x) }
+}
+
+fn rope_from(arguments: &mut Arguments) -> PyResult<Results> {
+    let [x, frequencies] = arguments.tensors();
+    let (start, inverse, in_halves) = (arguments.int(), arguments.bool(), arguments.bool());
+    let (x, frequencies) = (rotatable(x, false)?, Array::of_handle("frequencies", frequencies)?);
+    let start = usize::try_from(start)
+        .map_err(|_| PyValueError::new_err(format!("start: expected a position of at least 0, found {start}")))?;
+    let call = call("rope", &[("x", &x), ("frequencies", &frequencies)])?;
+    let (y, rotation) = (heads_like(&x)?, dense_ops::rotation(inverse, in_halves));
+    guarded(|| dense_ops::rotate(call, &x, &frequencies, &y, Positions::From(start), rotation))?;
+    Ok(smallvec![y])
+}
+
+fn rope_at(arguments: &mut Arguments) -> PyResult<Results> {
+    let [x, frequencies, positions] = arguments.tensors();
+    let (inverse, in_halves) = (arguments.bool(), arguments.bool());
+    let (x, frequencies) = (rotatable(x, true)?, Array::of_handle("frequencies", frequencies)?);
+    let positions = Array::of_handle("positions", positions)?;
+    let call = call("rope", &[("x", &x), ("frequencies", &frequencies), ("positions", &positions)])?;
+    let (y, rotation) = (dense(&x)?, dense_ops::rotation(inverse, in_halves));
+    guarded(|| dense_ops::rotate(call, &x, &frequencies, &y, Positions::Each(&positions), rotation))?;
+    Ok(smallvec![y])
+}
+
+fn matmul_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let ([a, b], code) = (arguments.tensors(), arguments.int());
+    multiply(a, b, None, code)
+}
+
+fn matmul_bias_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let ([a, b, bias], code) = (arguments.tensors(), arguments.int());
+    multiply(a, b, Some(bias), code)
+}
+
+fn multiply(a: Handle, b: Handle, bias: Option<Handle>, code: i64) -> PyResult<Results> {
+    let (a, b) = (Array::of_handle("a", a)?, Array::of_handle("b", b)?);
+    let bias = bias.map(|bias| Array::of_handle("bias", bias)).transpose()?;
+    let all = [Some(("a", &a)), Some(("b", &b)), bias.as_ref().map(|bias| ("bias", bias))];
+    let all: smallvec::SmallVec<[_; 3]> = all.into_iter().flatten().collect();
+    let call = call("matmul", &all)?;
+    let ([m, _], [_, n]) = (&a.shape[..], &b.shape[..]) else {
+        let text = format!("matmul: expected matrices, found the shapes {:?} and {:?}", a.shape, b.shape);
+        return Err(PyValueError::new_err(text));
+    };
+    let c = empty(&a, &[*m, *n], a.dtype)?;
+    let precision = precision(code)?.unwrap_or(Precision::Ieee);
+    let options = gemm::Options { activation: Activation::None, precision };
+    guarded(|| dense_ops::multiply(call, &a, &b, bias.as_ref(), &c, options, false))?;
+    Ok(smallvec![c])
+}
+
+fn column_sum(arguments: &mut Arguments) -> PyResult<Results> {
+    let x = rows("x", arguments.tensor())?;
+    let call = call("column_sum", &[("x", &x)])?;
+    let y = empty(&x, x.shape.last().map_or(&[], std::slice::from_ref), x.dtype)?;
+    guarded(|| dense_ops::sum_columns(call, &x, &y))?;
+    Ok(smallvec![y])
+}
