@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _native
+from ._registration import kernel
+
+_adamw = kernel(
+    "adamw_(Tensor(a!)[] parameters, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor[] grads,"
+    " Tensor(d!)[] compute_weights, int step, float lr, float beta1, float beta2, float eps, float weight_decay) -> ()",
+    lambda *_: None,
+)
 
 
 class AdamW(torch.optim.Optimizer):
@@ -69,7 +75,8 @@ class AdamW(torch.optim.Optimizer):
                 "AdamW: a step cannot be captured in a CUDA graph: its number is an argument of the kernel"
             )
         for group in self.param_groups:
-            by_step: dict[int, list[tuple[dict[str, Any], tuple[Any, ...]]]] = {}
+            # Arguments of a call: parameters without and with compute weights, for each step number.
+            calls: dict[tuple[int, bool], tuple[list[Any], ...]] = {}
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -79,15 +86,16 @@ class AdamW(torch.optim.Optimizer):
                 grad = (
                     p.grad if p.grad.stride() == p.stride() else torch.empty_like(p, dtype=p.grad.dtype).copy_(p.grad)
                 )
-                moments = state["exp_avg"], state["exp_avg_sq"]
                 master = state.get("master")
-                update = (p, *moments, grad, None) if master is None else (master, *moments, grad, p)
-                by_step.setdefault(int(state["step"]) + 1, []).append((state, update))
+                values = (p if master is None else master, state["exp_avg"], state["exp_avg_sq"], grad, p, state)
+                call = calls.setdefault((int(state["step"]) + 1, master is not None), tuple([] for _ in values))
+                for column, value in zip(call, values):
+                    column.append(value)
             beta1, beta2 = group["betas"]
-            for step, updates in by_step.items():
-                arrays = [update for _, update in updates]
-                _native.adamw(arrays, step, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
-                for state, (p, *_, compute_weights) in updates:
+            for (step, with_compute_weights), (*arrays, own, states) in calls.items():
+                compute_weights = own if with_compute_weights else []
+                _adamw(*arrays, compute_weights, step, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+                torch.autograd.graph.increment_version(own)
+                for state in states:
                     state["step"] = step
-                    torch.autograd.graph.increment_version(p if compute_weights is None else compute_weights)
         return loss

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import _native
 from ._adamw import AdamW
+from ._registration import kernel, Op
 
 __all__ = [
     "AdamW",
@@ -33,94 +34,6 @@ __all__ = [
     "softmax",
     "swiglu",
 ]
-
-_library = torch.library.Library("tilewright", "DEF")
-# Results have strides that depend on the arguments' strides, so compilers must keep those.
-_TAGS = (
-    torch.Tag.pt2_compliant_tag,
-    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
-)
-
-
-_kernels = torch.ops.tilewright
-
-
-def _kernel(schema: str, fake: Callable[..., Any], run: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """An op without a gradient, for all devices; `fake` returns tensors like its results.
-
-    `run` implements it, or `_native` in PyTorch's dispatcher, so that a call runs no Python code.
-    Callers get the exceptions of the extension module, where PyTorch's dispatcher makes RuntimeError of all.
-    """
-    name = schema.split("(")[0]
-    _library.define(schema, tags=_TAGS)
-    torch.library.register_fake(f"tilewright::{name}", fake, lib=_library)
-    if run is not None:
-        _library.impl(name, run, "CompositeExplicitAutograd")
-    overload = getattr(_kernels, name).default
-
-    def call(*args: Any) -> Any:
-        try:
-            return overload(*args)
-        except RuntimeError as error:
-            raise _native.take_error(error) from None
-
-    return call
-
-
-class _Op:
-    """A differentiable op: an op of `torch.library` that consists of kernels, in its forward and in its backward pass.
-
-    Compiled graphs contain the kernels. In eager mode the op is called without PyTorch's dispatcher.
-    """
-
-    def __init__(
-        self,
-        schema: str,
-        forward: Callable[..., Any],
-        save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
-        grad: Callable[..., Any] | None = None,
-    ) -> None:
-        """`save` keeps what `grad`, the backward pass, needs in its context; without `grad` the op has no gradient.
-
-        A backward pass is an op without a schema, only a name: graphs contain its kernels.
-        """
-        self.name = schema.split("(")[0]
-        self.forward = forward
-
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            # Results that are statistics have no gradient, and none is allocated for them.
-            ctx.set_materialize_grads(False)
-            if save is not None:
-                save(ctx, inputs, output)
-
-        def backward(ctx: Any, *grads: Any) -> Any:
-            if grad is None:
-                raise RuntimeError(f"tilewright: {self.name} has no gradient: a second derivative is not defined")
-            return (None,) * len(ctx.needs_input_grad) if grads[0] is None else grad(ctx, *grads)
-
-        members = {"forward": forward, "setup_context": setup_context, "backward": backward}
-        self.function = type(
-            self.name, (torch.autograd.Function,), {name: staticmethod(member) for name, member in members.items()}
-        )
-        # What `apply` of the class calls outside of `torch.func`, without inspecting the signature of `forward` first.
-        self.apply = super(torch.autograd.Function, self.function).apply
-        self.registered = None
-        if schema != self.name:
-            _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
-            _library.impl(self.name, self._eager, "CompositeImplicitAutograd")
-            self.registered = getattr(_kernels, self.name).default
-
-    def _eager(self, *args: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            return (self.function.apply if torch._C._are_functorch_transforms_active() else self.apply)(*args)
-        return self.forward(*args)
-
-    def __call__(self, *args: Any) -> Any:
-        if self.registered is not None and torch.compiler.is_compiling():
-            return self.registered(*args)
-        return self._eager(*args)
-
-
 
 def _dense(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
@@ -151,13 +64,13 @@ def _precision(name: str | None) -> int:
 
 # Attention
 
-_attention_forward = _kernel(
+_attention_forward = kernel(
     "attention_forward(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision) -> (Tensor, Tensor)",
     lambda q, k, v, *_: (_heads_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
 )
-_attention_backward = _Op(
+_attention_backward = Op(
     "attention_backward",
-    _kernel(
+    kernel(
         "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o, bool causal, float scale,"
         " int precision, bool deterministic) -> (Tensor, Tensor, Tensor)",
         lambda q, k, v, *_: (_heads_like(q), _heads_like(k), _heads_like(v)),
@@ -171,7 +84,7 @@ def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
     ctx.mark_non_differentiable(output[1])
 
 
-_attention_op = _Op(
+_attention_op = Op(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision, bool deterministic)"
     " -> (Tensor, Tensor)",
     lambda q, k, v, causal, scale, precision, _: _attention_forward(q, k, v, causal, scale, precision),
@@ -219,13 +132,13 @@ def _is_fused(x: Tensor) -> bool:
 
 
 
-_rms_norm_forward = _kernel(
+_rms_norm_forward = kernel(
     "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     lambda x, *_: (_dense(x), _row_vector(x)),
 )
-_rms_norm_backward = _Op(
+_rms_norm_backward = Op(
     "rms_norm_backward",
-    _kernel(
+    kernel(
         "rms_norm_backward(Tensor x, Tensor weight, Tensor rstd, Tensor grad_y) -> (Tensor, Tensor)",
         lambda x, weight, *_: (_dense(x), _dense(weight)),
     ),
@@ -238,7 +151,7 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     ctx.mark_non_differentiable(*output[1:])
 
 
-_rms_norm_op = _Op(
+_rms_norm_op = Op(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     _rms_norm_forward,
     _save_norm,
@@ -255,19 +168,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return _rms_norm_op(x, weight.to(x.dtype), eps)[0]
 
 
-_layer_norm_forward = _kernel(
+_layer_norm_forward = kernel(
     "layer_norm_forward(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
     lambda x, *_: (_dense(x), _row_vector(x), _row_vector(x)),
 )
-_layer_norm_backward = _Op(
+_layer_norm_backward = Op(
     "layer_norm_backward",
-    _kernel(
+    kernel(
         "layer_norm_backward(Tensor x, Tensor weight, Tensor mean, Tensor rstd, Tensor grad_y)"
         " -> (Tensor, Tensor, Tensor)",
         lambda x, weight, *_: (_dense(x), _dense(weight), _dense(weight)),
     ),
 )
-_layer_norm_op = _Op(
+_layer_norm_op = Op(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
     _layer_norm_forward,
     _save_norm,
@@ -289,13 +202,13 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
 # Cross-entropy
 
 
-_cross_entropy_forward = _kernel(
+_cross_entropy_forward = kernel(
     "cross_entropy_forward(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
     lambda logits, *_: (_row_vector(logits), _row_vector(logits)),
 )
-_cross_entropy_backward = _Op(
+_cross_entropy_backward = Op(
     "cross_entropy_backward",
-    _kernel(
+    kernel(
         "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor grad_loss, int ignore_index)"
         " -> Tensor",
         lambda logits, *_: _dense(logits),
@@ -309,7 +222,7 @@ def _save_cross_entropy(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor,
     ctx.mark_non_differentiable(output[1])
 
 
-_cross_entropy_op = _Op(
+_cross_entropy_op = Op(
     "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor)",
     _cross_entropy_forward,
     _save_cross_entropy,
@@ -378,9 +291,9 @@ def _linear_cross_entropy_backward(
     return grad_x, grad_weight
 
 
-_linear_cross_entropy_backward_op = _Op(
+_linear_cross_entropy_backward_op = Op(
     "linear_cross_entropy_backward",
-    _kernel(
+    kernel(
         "linear_cross_entropy_backward(Tensor x, Tensor weight, Tensor target, Tensor lse, Tensor grad_loss,"
         " int ignore_index, str precision) -> (Tensor, Tensor)",
         lambda x, weight, *_: (_dense(x), _dense(weight)),
@@ -400,9 +313,9 @@ def _linear_cross_entropy_grad(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Any
     return *grads, None, None, None
 
 
-_linear_cross_entropy_op = _Op(
+_linear_cross_entropy_op = Op(
     "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, str precision) -> (Tensor, Tensor)",
-    _kernel(
+    kernel(
         "linear_cross_entropy_forward(Tensor x, Tensor weight, Tensor target, int ignore_index, str precision)"
         " -> (Tensor, Tensor)",
         lambda x, *_: (_row_vector(x), _row_vector(x)),
@@ -437,13 +350,13 @@ def linear_cross_entropy(
 # Softmax
 
 
-_softmax_backward = _Op(
+_softmax_backward = Op(
     "softmax_backward",
-    _kernel("softmax_backward(Tensor y, Tensor grad_y) -> Tensor", lambda y, _: _dense(y)),
+    kernel("softmax_backward(Tensor y, Tensor grad_y) -> Tensor", lambda y, _: _dense(y)),
 )
-_softmax_op = _Op(
+_softmax_op = Op(
     "softmax(Tensor x) -> Tensor",
-    _kernel("softmax_forward(Tensor x) -> Tensor", _dense),
+    kernel("softmax_forward(Tensor x) -> Tensor", _dense),
     lambda ctx, inputs, output: ctx.save_for_backward(output),
     lambda ctx, grad_y: _softmax_backward(*ctx.saved_tensors, grad_y),
 )
@@ -461,28 +374,28 @@ def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-_swiglu_backward = _Op(
+_swiglu_backward = Op(
     "swiglu_backward",
-    _kernel(
+    kernel(
         "swiglu_backward(Tensor a, Tensor b, Tensor grad_y) -> (Tensor, Tensor)",
         lambda a, b, _: (_dense(a), _dense(b)),
     ),
 )
-_swiglu_op = _Op(
+_swiglu_op = Op(
     "swiglu(Tensor a, Tensor b) -> Tensor",
-    _kernel("swiglu_forward(Tensor a, Tensor b) -> Tensor", lambda a, b: _dense(a)),
+    kernel("swiglu_forward(Tensor a, Tensor b) -> Tensor", lambda a, b: _dense(a)),
     _save_inputs,
     lambda ctx, grad_y: _swiglu_backward(*ctx.saved_tensors, grad_y),
 )
 
 
-_swiglu_packed_backward = _Op(
+_swiglu_packed_backward = Op(
     "swiglu_packed_backward",
-    _kernel("swiglu_packed_backward(Tensor x, Tensor grad_y) -> Tensor", lambda x, _: _dense(x)),
+    kernel("swiglu_packed_backward(Tensor x, Tensor grad_y) -> Tensor", lambda x, _: _dense(x)),
 )
-_swiglu_packed_op = _Op(
+_swiglu_packed_op = Op(
     "swiglu_packed(Tensor x) -> Tensor",
-    _kernel(
+    kernel(
         "swiglu_packed_forward(Tensor x) -> Tensor", lambda x: x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
     ),
     _save_inputs,
@@ -498,13 +411,13 @@ def swiglu(a: Tensor, b: Tensor | None = None) -> Tensor:
     return _swiglu_packed_op(a) if b is None else _swiglu_op(a, b)
 
 
-_silu_backward = _Op(
+_silu_backward = Op(
     "silu_backward",
-    _kernel("silu_backward(Tensor x, Tensor grad_y) -> Tensor", lambda x, _: _dense(x)),
+    kernel("silu_backward(Tensor x, Tensor grad_y) -> Tensor", lambda x, _: _dense(x)),
 )
-_silu_op = _Op(
+_silu_op = Op(
     "silu(Tensor x) -> Tensor",
-    _kernel("silu_forward(Tensor x) -> Tensor", _dense),
+    kernel("silu_forward(Tensor x) -> Tensor", _dense),
     _save_inputs,
     lambda ctx, grad_y: _silu_backward(*ctx.saved_tensors, grad_y),
 )
@@ -549,10 +462,10 @@ def _rope_fake(x: Tensor, *_: Any) -> Tensor:
     return _heads_like(x) if one and not expanded and of_element == 1 else _dense(x)
 
 
-_rope_from = _kernel(
+_rope_from = kernel(
     "rope_from(Tensor x, Tensor frequencies, int start, bool inverse, bool halves) -> Tensor", _rope_fake
 )
-_rope_at = _kernel(
+_rope_at = kernel(
     "rope_at(Tensor x, Tensor frequencies, Tensor positions, bool inverse, bool halves) -> Tensor",
     lambda x, *_: _dense(x),
 )
@@ -575,7 +488,7 @@ def _rope_grad(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
     return grad, None, None, None, None, None
 
 
-_rope_op = _Op(
+_rope_op = Op(
     "rope(Tensor x, Tensor frequencies, int start, Tensor? positions, bool inverse, bool halves) -> Tensor",
     _rope,
     _save_rope,
@@ -599,15 +512,15 @@ def rope(
 # Matmul
 
 
-_matmul_forward = _kernel(
+_matmul_forward = kernel(
     "matmul_forward(Tensor a, Tensor b, int precision) -> Tensor",
     lambda a, b, _: a.new_empty(a.shape[0], b.shape[1]),
 )
-_matmul_bias_forward = _kernel(
+_matmul_bias_forward = kernel(
     "matmul_bias_forward(Tensor a, Tensor b, Tensor bias, int precision) -> Tensor",
     lambda a, b, *_: a.new_empty(a.shape[0], b.shape[1]),
 )
-_column_sum = _Op("column_sum", _kernel("column_sum(Tensor x) -> Tensor", lambda x: x.new_empty(x.shape[-1])))
+_column_sum = Op("column_sum", kernel("column_sum(Tensor x) -> Tensor", lambda x: x.new_empty(x.shape[-1])))
 
 
 def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, precision: int) -> Tensor:
@@ -630,7 +543,7 @@ def _matmul_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_a, grad_b, grad_bias, None
 
 
-_matmul_op = _Op(
+_matmul_op = Op(
     "matmul(Tensor a, Tensor b, Tensor? bias, int precision) -> Tensor",
     _matmul,
     _save_matmul,

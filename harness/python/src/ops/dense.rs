@@ -251,7 +251,8 @@ fn adamw(
     })
 }
 
-fn update(
+/// Applies a step of AdamW to one parameter: p, m, v and g, and compute weights.
+pub fn update(
     call: Call,
     [p, m, v, g]: &[Array; 4],
     compute: Option<&Array>,

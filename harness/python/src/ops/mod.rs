@@ -95,13 +95,28 @@ pub fn prepare(
             return Err(Error::new_err(format!("kernel `{kernel}`: `{name}` is read-only")));
         }
         if let Some((other, _)) = inputs.iter().chain(&outputs[..index]).find(|(_, other)| output.overlaps(other)) {
-            return Err(Error::new_err(format!(
-                "kernel `{kernel}`: `{name}`, which it writes, overlaps `{other}`: pass separate memory"
-            )));
+            return Err(overlap(kernel, name, other));
         }
     }
     let all: smallvec::SmallVec<[(&str, &Array); 12]> = inputs.iter().chain(outputs).copied().collect();
     device::of_arrays(py, kernel, &all, stream)
+}
+
+fn overlap(kernel: &str, name: &str, other: &str) -> PyErr {
+    Error::new_err(format!("kernel `{kernel}`: `{name}`, which it writes, overlaps `{other}`: pass separate memory"))
+}
+
+/// Checks that no array overlaps another.
+///
+/// # Errors
+/// Two that do.
+pub fn expect_separate(kernel: &str, arrays: &[(&str, &Array)]) -> PyResult<()> {
+    for (index, (name, array)) in arrays.iter().enumerate() {
+        if let Some((other, _)) = arrays[..index].iter().find(|(_, other)| array.overlaps(other)) {
+            return Err(overlap(kernel, name, other));
+        }
+    }
+    Ok(())
 }
 
 /// Tells PyTorch that a tensor was written, so that a later backward pass does not use a saved value that has changed.

@@ -1,4 +1,4 @@
-//! The C interface of PyTorch's C++ library (`torch/csrc/inductor/aoti_torch/c/shim.h`), which stays compatible between
+//! The C interface of PyTorch's C++ library (`torch/csrc/inductor/aoti_torch/c/shim.h` and `stable/c/shim.h`), which stays compatible between
 //! versions of PyTorch: tensors by handle, and kernels in its dispatcher.
 
 use std::ffi::{CStr, c_char, c_void};
@@ -21,6 +21,10 @@ pub type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, arguments: u64, r
 type Status = i32;
 type Tensor = *mut c_void;
 type Registry = *mut c_void;
+type List = *mut c_void;
+
+/// The version of the interface that this module is written for: PyTorch 2.10.
+const VERSION: u64 = 2 << 56 | 10 << 48;
 
 /// Declares the functions of PyTorch that this module calls.
 macro_rules! interface {
@@ -70,7 +74,10 @@ interface! {
     fn aoti_torch_copy_(Tensor, Tensor, i32) -> Status;
     fn aoti_torch_delete_tensor_object(Tensor) -> Status;
     fn aoti_torch_library_init_impl(*const c_char, *const c_char, *const c_char, u32, *mut Registry) -> Status;
-    fn aoti_torch_library_impl(Registry, *const c_char, Kernel) -> Status;
+    fn torch_library_impl(Registry, *const c_char, Kernel, u64) -> Status;
+    fn torch_list_size(List, *mut usize) -> Status;
+    fn torch_list_get_item(List, usize, *mut u64) -> Status;
+    fn torch_delete_list(List) -> Status;
     fn aoti_torch_check(bool, *const c_char, *const c_char, u32, *const c_char);
     fn aoti_torch_layout_strided() -> i32;
     fn aoti_torch_device_type_cpu() -> i32;
@@ -105,7 +112,9 @@ pub fn load(folder: &Path) -> PyResult<()> {
             .and_then(|library| Interface::functions(&library).map(|interface| (interface, library)))
     };
     let (mut interface, library) = found.map_err(|error| {
-        PyImportError::new_err(format!("tilewright.torch: this PyTorch has no stable C interface: {error}"))
+        PyImportError::new_err(format!(
+            "tilewright.torch needs PyTorch 2.10 or later, with its shared libraries: {error}"
+        ))
     })?;
     // SAFETY: as above; the functions take no arguments.
     unsafe {
@@ -151,7 +160,7 @@ pub fn register_kernels(kernels: &[(&'static CStr, Kernel)]) -> PyResult<()> {
     for (name, kernel) in kernels {
         if status == 0 {
             // SAFETY: as above.
-            status = unsafe { (i.aoti_torch_library_impl)(registry, name.as_ptr(), *kernel) };
+            status = unsafe { (i.torch_library_impl)(registry, name.as_ptr(), *kernel, VERSION) };
         }
     }
     match status {
@@ -195,6 +204,26 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: the handle is owned, and not used any more.
         unsafe { (interface().aoti_torch_delete_tensor_object)(self.0) };
+    }
+}
+
+/// Takes a list of tensors, which is an argument of a [`Kernel`].
+///
+/// # Safety
+/// `word` is such a list, which nobody else frees.
+pub unsafe fn tensors_from_word(word: u64) -> Vec<Handle> {
+    let (i, list, mut length) = (interface(), word as List, 0);
+    // SAFETY: the list is alive; each item is a reference of its own.
+    unsafe {
+        (i.torch_list_size)(list, &raw mut length);
+        let item = |index| {
+            let mut word = 0;
+            (i.torch_list_get_item)(list, index, &raw mut word);
+            Handle::from_word(word)
+        };
+        let items = (0..length).map(item).collect();
+        (i.torch_delete_list)(list);
+        items
     }
 }
 

@@ -39,12 +39,21 @@ impl Arguments<'_> {
         std::array::from_fn(|_| self.tensor())
     }
 
+    fn list(&mut self) -> Vec<Handle> {
+        // SAFETY: the schema has a list of tensors here, and an argument belongs to the kernel.
+        unsafe { abi::tensors_from_word(self.word()) }
+    }
+
+    fn double(&mut self) -> f64 {
+        f64::from_bits(self.word())
+    }
+
     fn int(&mut self) -> i64 {
         self.word() as i64
     }
 
     fn float(&mut self) -> f32 {
-        f64::from_bits(self.word()) as f32
+        self.double() as f32
     }
 
     fn bool(&mut self) -> bool {

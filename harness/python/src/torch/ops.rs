@@ -6,6 +6,7 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyValueError;
 use smallvec::smallvec;
 use tilewright::Dtype;
+use tilewright::kernels::adamw as adam;
 use tilewright::kernels::attention::Options;
 use tilewright::kernels::matmul::{self as gemm, Activation};
 use tilewright::prelude::Precision;
@@ -17,7 +18,7 @@ use super::{
 use crate::array::Array;
 use crate::call::guarded;
 use crate::ops::dense::Positions;
-use crate::ops::{attention, dense as dense_ops, rows as row_ops};
+use crate::ops::{attention, dense as dense_ops, expect_separate, rows as row_ops};
 
 /// A table of functions of this module as kernels, by their names.
 macro_rules! kernels {
@@ -49,6 +50,7 @@ kernels! {
     swiglu_packed_forward swiglu_packed_backward
     rope_from rope_at
     matmul_forward matmul_bias_forward column_sum
+    adamw_
 }
 
 fn precision(code: i64) -> PyResult<Option<Precision>> {
@@ -292,4 +294,45 @@ fn column_sum(arguments: &mut Arguments) -> PyResult<Results> {
     let y = empty(&x, x.shape.last().map_or(&[], std::slice::from_ref), x.dtype)?;
     guarded(|| dense_ops::sum_columns(call, &x, &y))?;
     Ok(smallvec![y])
+}
+
+fn adamw_(arguments: &mut Arguments) -> PyResult<Results> {
+    let lists: [_; 5] = std::array::from_fn(|_| arguments.list());
+    let step = arguments.int();
+    let [lr, beta1, beta2, eps, weight_decay] = std::array::from_fn(|_| arguments.double());
+    let options = adam::Options { lr, beta1, beta2, eps, weight_decay, grad_scale: 1.0 };
+    let [parameters, ..] = &lists;
+    let count = parameters.len();
+    if lists[..4].iter().any(|list| list.len() != count) || ![0, count].contains(&lists[4].len()) {
+        let lengths = lists.each_ref().map(Vec::len);
+        return Err(PyValueError::new_err(format!("adamw: expected lists of the same length, found {lengths:?}")));
+    }
+    let step = u64::try_from(step)
+        .map_err(|_| PyValueError::new_err(format!("adamw: expected a step of at least 1, found {step}")))?;
+    let [p, m, v, g, compute] = lists.map(Vec::into_iter);
+    let mut compute = compute.map(Some).chain(std::iter::repeat_with(|| None));
+    let mut updates = Vec::with_capacity(count);
+    for (((p, m), v), g) in p.zip(m).zip(v).zip(g) {
+        let arrays = [
+            Array::of_handle("p", p)?,
+            Array::of_handle("m", m)?,
+            Array::of_handle("v", v)?,
+            Array::of_handle("g", g)?,
+        ];
+        let compute = compute.next().flatten().map(|c| Array::of_handle("compute_weights", c)).transpose()?;
+        let call = {
+            let [p, m, v, g] = &arrays;
+            let mut all: smallvec::SmallVec<[_; 5]> = smallvec![("p", p), ("m", m), ("v", v), ("g", g)];
+            all.extend(compute.as_ref().map(|compute| ("compute_weights", compute)));
+            expect_separate("adamw", &all)?;
+            call("adamw", &all)?
+        };
+        updates.push((call, arrays, compute));
+    }
+    guarded(|| {
+        let mut updates = updates.iter();
+        updates
+            .try_for_each(|(call, arrays, compute)| dense_ops::update(*call, arrays, compute.as_ref(), step, &options))
+    })?;
+    Ok(Results::new())
 }
