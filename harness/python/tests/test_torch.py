@@ -154,9 +154,16 @@ def test_linear_cross_entropy(device, dtype, reduction, monkeypatch):
     )
 
 
+def plain_swiglu(x):
+    a, b = x.chunk(2, -1)
+    return F.silu(a) * b
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_swiglu_and_softmax(device, dtype):
     both = randn(3, 5, 96, device=device, dtype=dtype)
+    compare(tt.swiglu, lambda x: F.silu(x[..., :48]) * x[..., 48:], (both,), dtype)
+    compare(lambda x: tt.swiglu(x.transpose(0, 1)), lambda x: plain_swiglu(x.transpose(0, 1)), (both,), dtype)
     compare(lambda x: tt.swiglu(*x.chunk(2, -1)), lambda x: F.silu(x[..., :48]) * x[..., 48:], (both,), dtype)
     compare(tt.silu, F.silu, (both,), dtype)
     compare(tt.softmax, lambda x: torch.softmax(x, -1), (both,), dtype)
@@ -326,6 +333,99 @@ def test_compile_of_a_full_graph(device):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ops_of_compiled_graphs(device, dtype):
+    """Row-wise ops are formulas there; their results are those of the kernels."""
+    positions = torch.randperm(50, device=device)[:17]
+    heads = randn(2, 17, 3, 16, device=device, dtype=dtype)
+    x = randn(2, 5, 96, device=device, dtype=dtype)
+    w, b = (randn(96, device=device) for _ in range(2))
+    ops = [
+        (tt.rms_norm, (x, w)),
+        (tt.layer_norm, (x, w, b)),
+        (tt.layer_norm, (x, w)),
+        (tt.softmax, (x,)),
+        (tt.silu, (x,)),
+        (tt.swiglu, (x,)),
+        (lambda x: tt.swiglu(*x.split((48, 48), -1)), (x,)),
+        (lambda x: tt.rope(x.transpose(1, 2)), (heads,)),
+        (lambda x: tt.rope(x.transpose(1, 2), start=90, base=500.0), (heads,)),
+        (lambda x: tt.rope(x.transpose(1, 2), positions=positions, halves=True), (heads,)),
+    ]
+    for op, inputs in ops:
+        torch.compiler.reset()
+        compiled = torch.compile(op, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+        found, expected = compiled(*inputs), op(*inputs)
+        assert found.dtype == expected.dtype
+        grad = torch.randn_like(expected)
+        found = found, *torch.autograd.grad(found, inputs, grad)
+        expected = expected, *torch.autograd.grad(expected, inputs, grad)
+        for a, b in zip(found, expected):
+            scale = b.detach().double().abs().max().clamp(min=1)
+            assert (a.double() - b.double()).abs().max() / scale < TOLERANCE[dtype]
+
+
+def test_mistakes_in_compiled_graphs(device):
+    x = randn(2, 5, 96, device=device)
+    for op, message in [
+        (lambda x: tt.swiglu(x, x[:, :1]), "swiglu: expected halves that are alike"),
+        (lambda x: tt.rope(x[None], positions=torch.zeros(1, dtype=torch.int64, device=device)), "expected 5 positions"),
+        (lambda x: tt.rope(x[None, ..., :5]), "with an even d"),
+    ]:
+        with pytest.raises(Exception, match=message):
+            torch.compile(op, fullgraph=True, backend="aot_eager")(x)
+
+
+def test_a_graph_takes_the_tables_of_rope_from_an_op(device):
+    def model(x):
+        return tt.rope(tt.rope(x)) + tt.rope(x)
+
+    targets = []
+
+    def backend(graph, _):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=backend))(torch.randn(1, 2, 5, 8, device=device))
+    assert "tilewright.rope_tables.default" in targets
+    assert not any("cos" in target or "sin" in target for target in targets)
+
+
+def test_fake_tensors_are_not_kept(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        tt.rope(torch.randn(1, 2, 5, 6, device=device))
+    y = tt.rope(torch.randn(1, 2, 5, 6, device=device))
+    assert type(y) is torch.Tensor
+
+
+def test_kernels_run_no_python_code_of_the_package(device):
+    """PyTorch's dispatcher calls the kernels: nothing of Python runs below an op."""
+    import sys
+
+    x, w = torch.randn(4, 16, device=device), torch.ones(16, device=device)
+    calls = []
+    torch.ops.tilewright.rms_norm_forward(x, w, 1e-6)
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        torch.ops.tilewright.rms_norm_forward(x, w, 1e-6)
+    finally:
+        sys.setprofile(None)
+    assert not [name for name in calls if "tilewright" in name], calls
+
+
+def test_torch_func(device):
+    x, w = torch.randn(4, 16, device=device), torch.randn(16, device=device)
+    found = torch.func.grad(lambda x: tt.rms_norm(x, w).square().sum())(x)
+    x64 = x.double().requires_grad_()
+    y = x64 * (x64.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w
+    (expected,) = torch.autograd.grad(y.square().sum(), x64)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_cuda_graph(device):
     if device == "cpu":
         pytest.skip("CUDA graphs need a GPU")
@@ -403,6 +503,8 @@ def test_mistakes_are_exceptions(device):
     freed.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="x: its memory was freed"):
         tt.silu(freed)
+    with pytest.raises(ValueError, match=r"x: expected an even number of columns, found the shape \[4, 5\]"):
+        tt.swiglu(torch.zeros(4, 5, device=device))
     with pytest.raises(TypeError, match="x: kernels have no element type for this tensor"):
         tt.silu(torch.zeros(4, 16, dtype=torch.complex64, device=device))
     with pytest.raises(tilewright.Error, match="elements of type f32, bf16 or f16, found i64"):
@@ -421,7 +523,7 @@ def test_pending_negation(device):
     assert x.is_neg()
     torch.testing.assert_close(tt.silu(x), F.silu(x))
     with pytest.raises(ValueError, match="x: its negation is pending: call resolve_neg"):
-        tilewright.launch("silu_fwd", x, torch.empty(4, 16, device=device), 16, 1, 16, 1, 4, 16, grid=1)
+        tilewright.launch("cast", x, torch.empty(4, 16, device=device), 16, 1, 16, 1, 4, 16, grid=1)
 
 
 def test_kernels_by_name_take_tensors(device):

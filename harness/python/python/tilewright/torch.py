@@ -1,5 +1,9 @@
 """Differentiable ops on PyTorch tensors, and the optimizer `AdamW`.
 
+Attention, matmuls, losses, and all ops in eager mode, are kernels. In graphs of `torch.compile`, row-wise and elementwise
+ops (norms, softmax, SiLU, SwiGLU, rotary embedding) are formulas in float32: Inductor fuses them with the casts, copies
+and additions around them, which read and write more memory than the op.
+
 The ops are registered with `torch.library`: they work in eager mode, under `torch.compile(fullgraph=True)` and in CUDA
 graphs, on NVIDIA GPUs (compute capability 8.0 and later) and on the CPU. They run on PyTorch's current stream, on the
 tensors' own memory. Element types are float32, bfloat16 and float16; statistics and losses are float32.
@@ -123,15 +127,6 @@ def attention(
 # Norms
 
 
-def _is_fused(x: Tensor) -> bool:
-    """Whether a norm of x is left to the compiler, as a formula.
-
-    Inductor fuses it with the casts and additions around it, which read and write more memory than the norm.
-    """
-    return torch.compiler.is_compiling() and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-
-
-
 _rms_norm_forward = kernel(
     "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     lambda x, *_: (_dense(x), _row_vector(x)),
@@ -161,7 +156,7 @@ _rms_norm_op = Op(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """x / √(mean(x²) + eps) · weight for each row of x [..., d]. The weight [d] is converted to x's type."""
-    if _is_fused(x):
+    if torch.compiler.is_compiling():
         exact = x.float()
         y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
         return (y * weight.to(x.dtype).float()).to(x.dtype)
@@ -191,7 +186,7 @@ _layer_norm_op = Op(
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias for each row of x [..., d]. Weight and bias are converted to x's type."""
     bias = torch.zeros_like(weight) if bias is None else bias
-    if _is_fused(x):
+    if torch.compiler.is_compiling():
         exact = x.float()
         centered = exact - exact.mean(-1, keepdim=True)
         y = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
@@ -364,6 +359,8 @@ _softmax_op = Op(
 
 def softmax(x: Tensor) -> Tensor:
     """The softmax of each row of x [..., d]."""
+    if torch.compiler.is_compiling():
+        return torch.softmax(x.float(), -1).to(x.dtype)
     return _softmax_op(x)
 
 
@@ -408,7 +405,16 @@ def swiglu(a: Tensor, b: Tensor | None = None) -> Tensor:
 
     The gradient of the halves is one tensor: with slices as a and b, PyTorch would concatenate theirs.
     """
+    if torch.compiler.is_compiling():
+        left, right = a.chunk(2, -1) if b is None else (a, b)
+        if left.shape != right.shape or left.dtype != right.dtype:
+            raise ValueError(f"swiglu: expected halves that are alike, found {left.shape} and {right.shape}")
+        return (_silu_formula(left.float()) * right.float()).to(a.dtype)
     return _swiglu_packed_op(a) if b is None else _swiglu_op(a, b)
+
+
+def _silu_formula(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
 
 
 _silu_backward = Op(
@@ -425,6 +431,8 @@ _silu_op = Op(
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x) for x [..., d]."""
+    if torch.compiler.is_compiling():
+        return _silu_formula(x.float()).to(x.dtype)
     return _silu_op(x)
 
 
@@ -440,7 +448,7 @@ def _rope_frequencies(d: int, base: float, device: torch.device) -> Tensor:
 
 def _kept_frequencies(d: int, base: float, device: torch.device) -> Tensor:
     """As `_rope_frequencies`; computed once, except in a graph, which owns the memory of its tensors."""
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return _rope_frequencies(d, base, device)
     key = d, base, device
     if key in _frequencies:
@@ -496,6 +504,35 @@ _rope_op = Op(
 )
 
 
+def _rope_tables(positions: Tensor, d: int, base: float) -> tuple[Tensor, Tensor]:
+    """The cosine and sine of each angle, float32 [n, d/2]."""
+    # The kept frequencies could be in the memory of a CUDA graph that Inductor captures.
+    angle = positions.double()[:, None] * _rope_frequencies(d, base, positions.device)
+    return angle.cos().float(), angle.sin().float()
+
+
+# An op, so that Inductor does not compute them in float64 in each kernel that uses them.
+_rope_tables_op = kernel(
+    "rope_tables(Tensor positions, int d, float base) -> (Tensor, Tensor)",
+    lambda positions, d, base: tuple(
+        positions.new_empty(positions.shape[0], d // 2, dtype=torch.float32) for _ in range(2)
+    ),
+    _rope_tables,
+)
+
+
+def _rope_formula(x: Tensor, base: float, start: int, positions: Tensor | None, halves: bool) -> Tensor:
+    n, d = x.shape[2:]
+    if positions is None:
+        positions = torch.arange(start, start + n, device=x.device)
+    if positions.shape != (n,):
+        raise ValueError(f"rope: expected {n} positions, found the shape {list(positions.shape)}")
+    cos, sin = _rope_tables_op(positions, d, base)
+    a, b = x.float().chunk(2, -1) if halves else (x.float()[..., ::2], x.float()[..., 1::2])
+    pairs = a * cos - b * sin, a * sin + b * cos
+    return (torch.cat(pairs, -1) if halves else torch.stack(pairs, -1).flatten(-2)).to(x.dtype)
+
+
 def rope(
     x: Tensor, *, base: float = 10000.0, start: int = 0, positions: Tensor | None = None, halves: bool = False
 ) -> Tensor:
@@ -504,8 +541,10 @@ def rope(
     Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
     [n], int64 or int32, or start, start + 1, …. With `halves`, pairs are (x[i], x[i + d/2]), as in Llama.
     """
-    if x.dim() != 4:
-        raise ValueError(f"rope: expected x [batch, heads, n, d], found {list(x.shape)}")
+    if x.dim() != 4 or x.shape[3] % 2 != 0:
+        raise ValueError(f"rope: expected x [batch, heads, n, d] with an even d, found {list(x.shape)}")
+    if torch.compiler.is_compiling():
+        return _rope_formula(x, base, start, positions, halves)
     return _rope_op(x, _kept_frequencies(x.shape[-1], base, x.device), start, positions, False, halves)
 
 

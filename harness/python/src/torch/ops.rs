@@ -6,9 +6,10 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyValueError;
 use smallvec::smallvec;
 use tilewright::Dtype;
+use tilewright::kernels::activation::Activation;
 use tilewright::kernels::adamw as adam;
 use tilewright::kernels::attention::Options;
-use tilewright::kernels::matmul::{self as gemm, Activation};
+use tilewright::kernels::matmul as gemm;
 use tilewright::prelude::Precision;
 
 use super::abi::{Handle, Kernel};
