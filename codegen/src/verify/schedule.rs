@@ -96,7 +96,8 @@ impl Body<'_> {
             let is_before = |at: Placement| {
                 let is_scalar = !self.func.ty(self.func.result(op)).is_tensor();
                 let producer = Partition::Producer;
-                at.stage < place.stage || is_scalar && [at.partition, place.partition] == [producer; 2]
+                at.stage < place.stage
+                    || is_scalar && at.stage == place.stage && [at.partition, place.partition] == [producer; 2]
             };
             let is_known = matches!(data.op, Op::Load { .. }) && data.place.is_some_and(is_before);
             if !is_pure && !is_known {

@@ -31,7 +31,7 @@ pub struct AttentionOptions {
     /// s − mₕ · |i + (n_k − n_q) − j|, after the softcap.
     pub alibi_slopes: Option<Tensor>,
     /// Packed sequences, each of which sees only itself. They have their own causal mask and window:
-    /// [`AttentionOptions::with_packed`] sets `causal` to theirs, and `window` here has to be `None`.
+    /// `causal` here has to be theirs, and `window` `None`. All batch entries have the same sequences.
     pub packed: Option<PackedSequences>,
     /// Whether the gradients have the same bits in every run, which is the default. Otherwise, where that is faster, the
     /// gradient of q is summed atomically: its last bits vary, and f32 scratch memory of the size of q is allocated.
@@ -75,7 +75,7 @@ impl AttentionOptions {
     }
 
     pub fn with_packed(self, packed: PackedSequences) -> AttentionOptions {
-        AttentionOptions { causal: packed.causal, packed: Some(packed), ..self }
+        AttentionOptions { packed: Some(packed), ..self }
     }
 
     pub fn with_deterministic(self, deterministic: bool) -> AttentionOptions {
@@ -93,6 +93,10 @@ impl AttentionOptions {
         if self.window.is_some() {
             let expected = "no window beside packed sequences: PackedSequences has it";
             return Err(bad_argument("flash_attention", "window", expected, format!("{:?}", self.window)));
+        }
+        if self.alibi_slopes.is_some() && !packed.same_lengths {
+            let expected = "packed sequences with as many keys as rows each, beside ALiBi";
+            return Err(bad_argument("flash_attention", "packed", expected, "other lengths"));
         }
         if self.causal != packed.causal {
             let expected = format!("{}, as the packed sequences have it", packed.causal);
@@ -127,7 +131,7 @@ impl Modifiers<'_> {
     pub fn options(&self) -> Result<Options<'_>> {
         let AttentionOptions { causal, scale, window, softcap, deterministic, .. } = self.options;
         let mask = match (&self.ranges, window) {
-            (Some(ranges), _) => Mask::documents(ranges.view()?),
+            (Some(ranges), _) => Mask::documents(ranges.view()?, self.options.packed.as_ref().map_or(0, |p| p.n_q)),
             (None, Some(size)) => Mask::window(*size),
             (None, None) => Mask::default(),
         };
@@ -154,6 +158,9 @@ impl Modifiers<'_> {
 #[derive(Clone, Debug)]
 pub struct PackedSequences {
     causal: bool,
+    n_q: usize,
+    /// Whether each sequence has as many keys as rows.
+    same_lengths: bool,
     /// i32 [2 · (n_q + n_k)], as [`document_ranges`] writes them.
     ranges: Tensor,
 }
@@ -195,6 +202,7 @@ impl PackedSequences {
             }
             Ok(starts)
         };
+        let same_lengths = rows == keys;
         let (rows, keys) = (starts("rows", rows)?, starts("keys", keys)?);
         let extents = [&rows, &keys].map(|starts| starts[starts.len() - 1] as usize);
         let count = rows.len();
@@ -207,7 +215,7 @@ impl PackedSequences {
             let (on, lengths) = (rows.device(), [rows.view()?, keys.view()?]);
             document_ranges(on, lengths, extents, causal, window, ranges.view()?, None).map_err(kernel_error)?;
         }
-        Ok(PackedSequences { causal, ranges: ranges.into_tensor(len) })
+        Ok(PackedSequences { causal, n_q: extents[0], same_lengths, ranges: ranges.into_tensor(len) })
     }
 }
 

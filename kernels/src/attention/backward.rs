@@ -192,6 +192,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
             k: kt,
             v: vt,
             keys: keys.expand_dims(1),
+            n_q: n_q,
             q: q_block,
             d_o: do_block,
             lse2: row_block(lse2 + index * n_q, scalar::<i32>(0), n_q, q_tile),
@@ -254,6 +255,7 @@ struct QueryTiles<T: Float> {
     v: Tile<T>,
     /// [k_tile, 1].
     keys: Tile<i32>,
+    n_q: Scalar<i32>,
     q: BlockPtr<T>,
     d_o: BlockPtr<T>,
     lse2: BlockPtr<f32>,
@@ -277,7 +279,7 @@ fn add_queries<T: Float>(
     mask: LoopMask,
     modify: Option<&ScoreFn>,
 ) -> (Tile<f32>, Tile<f32>) {
-    let QueryTiles { k, v, keys, q_tile, d_tile, even_queries, padded, one_pass, precision, scale, .. } = tiles;
+    let QueryTiles { k, v, keys, n_q, q_tile, d_tile, even_queries, padded, one_pass, precision, scale, .. } = tiles;
     let (first, end) = part;
     let (mut dk_sum, mut dv_sum) = sums;
     let mut q_block = tiles.q.advance([first * q_tile, 0]);
@@ -295,7 +297,11 @@ fn add_queries<T: Float>(
         let dp = dot(v, grad_o.trans(), input_precision = precision);
         let rows = || (i * q_tile + arange(0, q_tile)).expand_dims(0);
         let modified = modified(scores, modify, scale, rows, || keys);
-        let p = mask.keep(exp2(modified.scores * scale2 - lt), rows, || keys, 0.0);
+        let mut p = mask.keep(exp2(modified.scores * scale2 - lt), rows, || keys, 0.0);
+        if modify.is_some() && !even_queries {
+            // A score function may give rows beyond n_q, which are zeros, any score.
+            p = where_(rows() < n_q, p, 0.0);
+        }
         let ds = modified.chain(p * (dp - dt)).to::<T>();
         dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
         if one_pass {

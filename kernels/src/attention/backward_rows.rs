@@ -5,8 +5,8 @@ use super::forward::row_offset;
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
-/// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
-/// 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
+/// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e (+∞ where L = −∞), so that P
+/// is 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
 ///
 /// With `one_pass`, also zeros `dq_sum`, to which programs add atomically ([`dq_sum_block`] has its shape).
 ///
@@ -57,7 +57,9 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     let rows = row_offset(head, batch, n_q);
     let lt = load(row_block(lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     store(row_block(delta + rows, first_row, n_q, q_tile), sum(ot * dot_, axis = 1), boundary_check = [0]);
-    store(row_block(lse2 + rows, first_row, n_q, q_tile), lt * std::f32::consts::LOG2_E, boundary_check = [0]);
+    // A row that sees no key has L = −∞; with +∞ its probabilities are 0.
+    let exponent = where_(lt == f32::NEG_INFINITY, f32::INFINITY, lt * std::f32::consts::LOG2_E);
+    store(row_block(lse2 + rows, first_row, n_q, q_tile), exponent, boundary_check = [0]);
     if one_pass {
         let index = (batch * num_programs(1) + head).to::<i64>();
         store(

@@ -107,7 +107,7 @@ pub fn document_ranges(
             end,
             n: n as i32,
             num_documents: own.len() as i32 - 1,
-            window: window.map_or(-1, |size| size.min(MAX_ROWS) as i32),
+            window: window.map_or(-1, |size| size.min(MAX_ROWS - 1) as i32),
             rows: is_rows,
             causal,
             tile: TILE,

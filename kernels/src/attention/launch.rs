@@ -2,7 +2,7 @@
 
 use super::backward_rows::DQ_SUM_ROWS;
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster};
-use super::modifiers::{ALIBI, DOCUMENTS, Mask, MaskMod, SOFTCAP, SOFTCAP_ALIBI, Score, ScoreMod};
+use super::modifiers::{ALIBI, DOCUMENTS, Mask, MaskMod, SOFTCAP, SOFTCAP_ALIBI, Score, ScoreMod, WINDOW};
 use super::passes::{
     RowVectors, Sums, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
 };
@@ -34,7 +34,8 @@ pub enum Backward {
 /// Options of attention.
 #[derive(Clone, Default)]
 pub struct Options<'a> {
-    /// Causal mask: row i attends only to the keys j ≤ i + (n_k − n_q).
+    /// Causal mask: row i attends only to the keys j ≤ i + (n_k − n_q). A mask of ranges decides itself what it makes of
+    /// this.
     pub causal: bool,
     /// Which keys a row sees; by default all, or those up to the diagonal.
     pub mask: Mask<'a>,
@@ -55,7 +56,7 @@ pub struct Options<'a> {
     /// How the backward pass computes dQ.
     pub backward: Backward,
     /// Largest number of splits of the loop over keys or queries (split-KV). By default, loops are split only on a GPU
-    /// and only if the grid would be sub-wave otherwise. All splits but the last have the same number of rows, a power
+    /// and without a mask of ranges, and only if the grid would be sub-wave otherwise. All splits but the last have the same number of rows, a power
     /// of two of at least 256.
     pub num_splits: Option<usize>,
     /// The stream of the launches; the device's own by default.
@@ -209,9 +210,12 @@ fn modifiers<'a>(
 ) -> Result<(Modifier<'a, MaskMod, i32>, Modifier<'a, ScoreMod, f32>)> {
     let Mask { function, number, data } = options.mask;
     let data = data.unwrap_or(View::empty(device));
-    if function == MaskMod(&DOCUMENTS) && data.len() != 2 * (n_q + n_k) {
+    if function == MaskMod(&DOCUMENTS) && (data.len() != 2 * (n_q + n_k) || number as usize != n_q) {
         let expected = format!("ranges of {n_q} rows and {n_k} keys, {} numbers", 2 * (n_q + n_k));
-        return invalid_argument("mask", expected, format!("{} numbers", data.len()));
+        return invalid_argument("mask", expected, format!("{} numbers, of {number} rows", data.len()));
+    }
+    if function == MaskMod(&WINDOW) && !(0..MAX_ROWS as i32).contains(&number) {
+        return invalid_argument("window", format!("0 to {} keys", MAX_ROWS - 1), format!("{number}"));
     }
     let mask = Modifier { function, number, data };
     let Score { function, number, data } = options.score;
@@ -220,8 +224,10 @@ fn modifiers<'a>(
         [&SOFTCAP, &SOFTCAP_ALIBI].into_iter().any(|f| function == ScoreMod(f)),
         [&ALIBI, &SOFTCAP_ALIBI].into_iter().any(|f| function == ScoreMod(f)),
     );
-    if caps && !(number > 0.0 && number.is_finite()) {
-        return invalid_argument("softcap", "a positive finite number", format!("{number}"));
+    // Smaller caps have no finite reciprocal times 2 log₂ e.
+    const MIN_CAP: f32 = 1e-30;
+    if caps && !(number >= MIN_CAP && number.is_finite()) {
+        return invalid_argument("softcap", format!("a finite number of at least {MIN_CAP}"), format!("{number}"));
     }
     if has_slopes && data.len() != heads {
         return invalid_argument(

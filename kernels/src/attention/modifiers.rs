@@ -149,7 +149,7 @@ mask_mod! {
     pub WINDOW = "window", window_keys, window_rows
 }
 mask_mod! {
-    /// Packed sequences: each row sees keys of its own sequence only. The tensor is the output of
+    /// Packed sequences: each row sees keys of its own sequence only. The number is that of rows, the tensor the output of
     /// [`document_ranges`](super::documents), which also has the causal mask and the window of each sequence.
     pub DOCUMENTS = "documents", document_keys, document_rows
 }
@@ -463,12 +463,14 @@ impl<'a> Mask<'a> {
     /// Sliding window ([`WINDOW`]): each row sees at most `size` keys before its diagonal, the key on it, and without
     /// `causal` as many after it.
     pub fn window(size: usize) -> Mask<'static> {
-        Mask { function: MaskMod(&WINDOW), number: size.min(MAX_ROWS) as i32, data: None }
+        Mask { function: MaskMod(&WINDOW), number: size.min(MAX_ROWS - 1) as i32, data: None }
     }
 
-    /// Packed sequences ([`DOCUMENTS`]), from the output of [`document_ranges`](super::documents::document_ranges).
-    pub fn documents(ranges: View<'a, i32>) -> Mask<'a> {
-        Mask { function: MaskMod(&DOCUMENTS), number: 0, data: Some(ranges) }
+    /// Packed sequences ([`DOCUMENTS`]), from the output of [`document_ranges`](super::documents::document_ranges) for
+    /// `n_q` rows. The ranges have the causal mask or not: `causal` of the options then only orders the tiles, and should
+    /// be what it was there. All batch entries have the same sequences.
+    pub fn documents(ranges: View<'a, i32>, n_q: usize) -> Mask<'a> {
+        Mask { function: MaskMod(&DOCUMENTS), number: n_q.min(MAX_ROWS) as i32, data: Some(ranges) }
     }
 }
 

@@ -41,6 +41,7 @@ pub fn alibi_slope(head: usize, heads: usize) -> f64 {
 /// The tensors of a problem's modifiers on a device.
 pub struct ModifierTensors {
     modifiers: Modifiers,
+    n_q: usize,
     slopes: Buffer<f32>,
     ranges: Buffer<i32>,
 }
@@ -55,20 +56,20 @@ impl ModifierTensors {
         let slopes: Vec<f32> = (0..heads_q).map(|head| alibi_slope(head, heads_q) as f32).collect();
         let slopes = Buffer::from_slice(device, &slopes)?;
         let Some(starts) = modifiers.documents else {
-            return Ok(ModifierTensors { modifiers, slopes, ranges: Buffer::uninit(device, 0)? });
+            return Ok(ModifierTensors { modifiers, n_q, slopes, ranges: Buffer::uninit(device, 0)? });
         };
         let lengths = [0, 1].map(|side| starts.iter().map(|start| start[side] as i32).collect::<Vec<i32>>());
         let (rows, keys) = (Buffer::from_slice(device, &lengths[0])?, Buffer::from_slice(device, &lengths[1])?);
         let mut ranges = Buffer::poisoned(device, 2 * (n_q + n_k))?;
         let (lengths, window) = ([rows.view(), keys.view()], modifiers.window);
         document_ranges(device, lengths, [n_q, n_k], causal, window, ranges.view_mut(), None)?;
-        Ok(ModifierTensors { modifiers, slopes, ranges })
+        Ok(ModifierTensors { modifiers, n_q, slopes, ranges })
     }
 
     /// The mask of the problem; its `causal` is that of the options.
     pub fn mask(&self) -> Mask<'_> {
         match (self.modifiers.documents, self.modifiers.window) {
-            (Some(_), _) => Mask::documents(self.ranges.view()),
+            (Some(_), _) => Mask::documents(self.ranges.view(), self.n_q),
             (None, Some(size)) => Mask::window(size),
             (None, None) => Mask::default(),
         }

@@ -3,7 +3,7 @@
 use half::bf16;
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::attention::reference::Modifiers;
-use tilewright::kernels::attention::{self, Backward, Gradients, Options, Saved, Tensor, TensorMut, Tiles};
+use tilewright::kernels::attention::{self, Backward, Gradients, Options, Saved, Score, Tensor, TensorMut, Tiles};
 use tilewright::prelude::{Buffer, Device, Precision};
 use tilewright_tests::attention::{Case, Inputs, Layout, check};
 use tilewright_tests::numerics::HostTensor;
@@ -236,6 +236,28 @@ fn modifiers_of_uneven_lengths() {
                 let splits = Options { num_splits: Some(2), ..small_tiles() };
                 check(&Device::cpu(), Case::new(n_q, 5 * n_k, 16).dtype(DType::F32).modifiers(modifiers), &splits);
             }
+        }
+    }
+}
+
+/// Rows beyond the end of a tile are zeros; a bias that makes their scores large must not reach the gradients.
+#[test]
+fn large_biases_of_partial_tiles() {
+    let device = Device::cpu();
+    let case = Case::new(33, 70, 16).dtype(DType::F32);
+    let inputs = case.inputs();
+    let buffers = [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o].map(|t| t.upload::<f32>(&device));
+    let tensor = |i: usize, shape| Tensor::dense(buffers[i].view(), shape).unwrap();
+    let (query, key) = (case.query_shape(), case.key_shape());
+    let [q, k, v, d_o] = [tensor(0, query), tensor(1, key), tensor(2, key), tensor(3, query)];
+    let slopes = Buffer::from_slice(&device, &[-50.0_f32]).unwrap();
+    for backward in [Backward::TwoPass, Backward::OnePass] {
+        let options = Options { score: Score::alibi(slopes.view()), backward, ..small_tiles() };
+        let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();
+        let saved = Saved { q, k, v, o: Tensor::dense(o.view(), query).unwrap(), lse: lse.view(), d_o };
+        let Gradients { dq, dk, dv } = attention::backward(&device, saved, &options).unwrap();
+        for gradient in [dq, dk, dv] {
+            assert!(gradient.to_vec().unwrap().iter().all(|x| x.is_finite()), "{backward:?}");
         }
     }
 }
