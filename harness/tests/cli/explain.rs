@@ -28,7 +28,7 @@ fn without_tools_ptx_is_explained_and_missing_tools_are_named() {
     }
     // q, k, v and o of 32 MiB each.
     let memory = markdown.lines().find(|line| line.starts_with("| memory")).expect("a bound");
-    assert!(memory.contains("134.2") && markdown.contains("The shape of lse is unknown"), "{memory}");
+    assert!(memory.contains("134.2") && markdown.contains("The shape of lse, "), "{memory}");
 }
 
 #[test]
