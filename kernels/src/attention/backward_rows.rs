@@ -5,8 +5,8 @@ use super::forward::row_offset;
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
-/// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e (+∞ where L = −∞), so that P
-/// is 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
+/// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e (+∞ where
+/// L = −∞), so that P is 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
 ///
 /// With `one_pass`, also zeros `dq_sum`, to which programs add atomically ([`dq_sum_block`] has its shape).
 ///
