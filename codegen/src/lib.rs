@@ -6,6 +6,7 @@
 pub mod analysis;
 pub mod diag;
 pub mod explain;
+pub mod functions;
 pub mod interp;
 pub mod ir;
 pub mod lang;

@@ -10,8 +10,8 @@ use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
     assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits, direct_local_loads,
-    early_release, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots, pingpong, pipeline_loads,
-    resolve_views, rotate_loops, specialize_warps, split_loops,
+    early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots, pingpong,
+    pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops,
 };
 use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
@@ -60,6 +60,7 @@ pub const PASS_NAMES: &[&str] = &[
     "licm",
     "split_loops",
     "dce",
+    "expand_f64",
     "assign_layouts",
     "licm_layout",
     "cse_layout",
@@ -154,6 +155,7 @@ pub fn compile(
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
     let mut p = Pipeline { func: func.clone(), observer };
     p.tile_passes();
+    p.pass("expand_f64", Stage::Tile, expand_f64::run);
     p.pass("assign_layouts", Stage::Layout, |f| assign_layouts::run(f, arch, options));
     // Moves layout conversions of loop-invariant tiles out of loops.
     p.pass("licm_layout", Stage::Layout, |f| {

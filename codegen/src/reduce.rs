@@ -52,6 +52,9 @@ fn without(func: &Func, at: usize) -> Vec<Func> {
         Op::For { .. } => {
             add(inlined_region(func, id, 0, &[&func.op(id).operands[..1], &func.op(id).operands[3..]].concat()))
         }
+        Op::While if func.block(func.op(id).regions[1]).params.len() == func.op(id).operands.len() => {
+            add(inlined_region(func, id, 1, &func.op(id).operands))
+        }
         Op::If => (0..2).for_each(|side| add(inlined_region(func, id, side, &[]))),
         _ => {}
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &[&str])] = &[
     ("ir", &["analysis", "schedule", "passes", "lower", "pipeline"]),
     ("analysis", &["schedule", "passes", "lower", "pipeline"]),
+    ("functions", &["analysis", "schedule", "passes", "lower", "pipeline"]),
     ("schedule", &["passes", "lower", "pipeline"]),
     ("passes", &["lower", "pipeline"]),
     ("lower", &["schedule", "passes", "pipeline"]),

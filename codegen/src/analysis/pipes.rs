@@ -127,7 +127,14 @@ fn of_unary(op: UnaryOp, dtype: Option<DType>) -> Pipe {
             Some(DType::F64) => Pipe::Alu,
             _ => Pipe::Special,
         },
-        UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs | UnaryOp::Erf | UnaryOp::Floor | UnaryOp::Ceil => Pipe::Alu,
+        UnaryOp::Neg
+        | UnaryOp::Not
+        | UnaryOp::Abs
+        | UnaryOp::Erf
+        | UnaryOp::Floor
+        | UnaryOp::Ceil
+        | UnaryOp::Trunc
+        | UnaryOp::Rint => Pipe::Alu,
     }
 }
 

@@ -24,7 +24,9 @@ pub fn unary(op: UnaryOp, dtype: DType, x: u64) -> u64 {
             | UnaryOp::Tanh
             | UnaryOp::Erf
             | UnaryOp::Floor
-            | UnaryOp::Ceil => panic!("internal compiler error: {} of {dtype}; please report this", op.name()),
+            | UnaryOp::Ceil
+            | UnaryOp::Trunc
+            | UnaryOp::Rint => panic!("internal compiler error: {} of {dtype}; please report this", op.name()),
         };
     }
     let v = decode(dtype, x);
@@ -44,6 +46,8 @@ pub fn unary(op: UnaryOp, dtype: DType, x: u64) -> u64 {
         UnaryOp::Erf => libm::erf(v),
         UnaryOp::Floor => v.floor(),
         UnaryOp::Ceil => v.ceil(),
+        UnaryOp::Trunc => v.trunc(),
+        UnaryOp::Rint => v.round_ties_even(),
     };
     encode(dtype, y)
 }

@@ -57,6 +57,10 @@ attr_enum! {
         Erf = "erf",
         Floor = "floor",
         Ceil = "ceil",
+        /// Rounds toward zero.
+        Trunc = "trunc",
+        /// Nearest integer, ties to even.
+        Rint = "rint",
     }
 }
 

@@ -92,7 +92,7 @@ pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c
 
 /// Fails if the first operand is a scalar and another a tile: the result type is that of the first.
 #[track_caller]
-fn check_result_shape(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
+pub(super) fn check_result_shape(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
     if shape(before).is_empty() && !shape(after).is_empty() {
         fail(
             error_here(format!("the first operand of `{what}` is a scalar, another is a tile"))

@@ -23,6 +23,7 @@ pub mod dtype;
 pub mod handle;
 pub mod index;
 pub mod kernel;
+pub mod libdevice;
 pub mod math;
 pub mod memory;
 pub mod operand;
@@ -42,6 +43,10 @@ pub use debug::{
 pub use dot::{Precision, dot};
 pub use dtype::{Bits, Dtype, Float, Int, Num, Summed};
 pub use handle::{BlockPtr, Data, FloatData, IntData, Ptr, PtrTile, Scalar, Tile};
+pub use libdevice::{
+    acos, acosh, asin, asinh, atan, atan2, atanh, cbrt, copysign, cosh, div_rn, exp10, expm1, fmod, hypot, isfinite,
+    isinf, isnan, ldexp, log1p, log10, pow, rint, round, signbit, sinh, tan, trunc,
+};
 pub use math::{
     MathMethods, abs, cast, ceil, clamp, cos, erf, exp, exp2, floor, fma, log, log2, rsqrt, sigmoid, sin, softmax,
     sqrt, sqrt_rn, swizzle2d, tanh, where_,

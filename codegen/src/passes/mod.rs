@@ -11,6 +11,7 @@ pub mod defer_reductions;
 pub mod delay_waits;
 pub mod direct_local_loads;
 pub mod early_release;
+pub mod expand_f64;
 pub mod fold_carried;
 pub mod fuse_reductions;
 pub mod hoist_buffers;
@@ -94,6 +95,7 @@ pub const PASSES: &[Pass] = &[
         summary: "arrive at empty barriers right after the last read",
         run: early_release::run,
     },
+    Pass { name: "expand_f64", summary: "expand elementary functions of f64 to arithmetic", run: expand_f64::run },
     Pass { name: "hoist_buffers", summary: "hoist loop-invariant shared buffers", run: hoist_buffers::run },
     Pass {
         name: "fuse_reductions",

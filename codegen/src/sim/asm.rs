@@ -93,6 +93,7 @@ pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, Unsu
         "fabs" => out(f(0)?.abs())?,
         "floor" => out(f(0)?.floor())?,
         "ceil" => out(f(0)?.ceil())?,
+        "trunc" => out(f(0)?.trunc())?,
         "rint" => out(f(0)?.round_ties_even())?,
         "sqrt" => out(f(0)?.sqrt())?,
         "copysign" => out(f(0)?.copysign(f(1)?))?,

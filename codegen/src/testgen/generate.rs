@@ -221,7 +221,8 @@ impl Gen<'_> {
     fn elementwise_unary(&mut self, b: &mut Builder) -> Value {
         let v = self.any();
         let dtype = self.dtype(b, v);
-        let exact = [UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Floor, UnaryOp::Ceil, UnaryOp::Sqrt];
+        let exact =
+            [UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Floor, UnaryOp::Ceil, UnaryOp::Trunc, UnaryOp::Rint, UnaryOp::Sqrt];
         let op = match dtype {
             DType::Bool => UnaryOp::Not,
             d if d.is_int() => self.rng.pick(&[UnaryOp::Neg, UnaryOp::Not, UnaryOp::Abs]),

@@ -30,7 +30,9 @@ pub(super) fn unary(cx: &OpCx, op: UnaryOp) -> Check {
         | UnaryOp::Tanh
         | UnaryOp::Erf
         | UnaryOp::Floor
-        | UnaryOp::Ceil => numbers(cx, 0, "floats", DType::is_float)?,
+        | UnaryOp::Ceil
+        | UnaryOp::Trunc
+        | UnaryOp::Rint => numbers(cx, 0, "floats", DType::is_float)?,
     }
     cx.result_is(0, cx.operand(0))
 }

@@ -135,6 +135,13 @@ functions! {
     where_(condition: Plain, x: Operand, y: Operand);
     clamp(x: Plain, min: Operand, max: Operand);
     fma(x: Plain, y: Operand, z: Operand);
+    pow(x: Operand, y: Operand);
+    atan2(y: Operand, x: Operand);
+    hypot(x: Operand, y: Operand);
+    copysign(x: Operand, y: Operand);
+    fmod(x: Operand, y: Operand);
+    div_rn(x: Operand, y: Operand);
+    ldexp(x: Plain, n: Operand);
     softmax(x: Plain, axis: Axis = Zero);
     swizzle2d(i: Plain, j: Plain, size_i: Operand, size_j: Operand, size_g: Operand);
     dot(a: Plain, b: Plain, acc: Plain = Unset, input_precision: Word(&PRECISION) = Word(&PRECISION));

@@ -35,7 +35,7 @@ pub fn unary(w: &mut Writer, op: UnaryOp, d: DType, lanes: usize, x: &str) -> St
                 let callee = intrinsic("llvm.abs", suffix(ty), lanes);
                 w.call(&vty, &callee, &[(&vty, x), ("i1", "false")])
             }
-            UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil => x.to_string(),
+            UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Trunc | UnaryOp::Rint => x.to_string(),
             UnaryOp::Exp
             | UnaryOp::Exp2
             | UnaryOp::Log
@@ -55,6 +55,8 @@ pub fn unary(w: &mut Writer, op: UnaryOp, d: DType, lanes: usize, x: &str) -> St
         UnaryOp::Sqrt => call_same(w, "llvm.sqrt", ty, lanes, &[x]),
         UnaryOp::Floor => call_same(w, "llvm.floor", ty, lanes, &[x]),
         UnaryOp::Ceil => call_same(w, "llvm.ceil", ty, lanes, &[x]),
+        UnaryOp::Trunc => call_same(w, "llvm.trunc", ty, lanes, &[x]),
+        UnaryOp::Rint => call_same(w, "llvm.rint", ty, lanes, &[x]),
         UnaryOp::Rsqrt => {
             let root = call_same(w, "llvm.sqrt", ty, lanes, &[x]);
             w.inst(format!("fdiv {vty} {}, {root}", number(d, lanes, 1.0)))

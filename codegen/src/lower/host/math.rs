@@ -86,7 +86,9 @@ fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str) {
             | UnaryOp::Sqrt
             | UnaryOp::Rsqrt
             | UnaryOp::Floor
-            | UnaryOp::Ceil => panic!("internal compiler error: `{}` has no polynomial; please report this", op.name()),
+            | UnaryOp::Ceil
+            | UnaryOp::Trunc
+            | UnaryOp::Rint => panic!("internal compiler error: `{}` has no polynomial; please report this", op.name()),
         };
         m.w.line(format!("ret {vty} {result}"));
     });

@@ -173,12 +173,6 @@ impl Lowering<'_> {
                 other => panic!("internal compiler error: `{}` of {d}", other.name()),
             });
         }
-        if d == DType::F64 && super::math::needs_library(op) {
-            return self.unsupported(
-                format!("`{}` of f64 is not available on the GPU", op.name()),
-                Some("compute it in f32: `.to::<f32>()`"),
-            );
-        }
         Ok(self.in_f32(d, &[x], |this, args, ty| super::math::unary(&mut this.e, op, ty, &args[0])))
     }
 

@@ -6,27 +6,6 @@
 use super::emit::{Emitter, Val};
 use crate::ir::UnaryOp;
 
-/// Whether the function has no f64 version on the GPU.
-pub fn needs_library(op: UnaryOp) -> bool {
-    match op {
-        UnaryOp::Exp
-        | UnaryOp::Exp2
-        | UnaryOp::Log
-        | UnaryOp::Log2
-        | UnaryOp::Sin
-        | UnaryOp::Cos
-        | UnaryOp::Tanh
-        | UnaryOp::Erf => true,
-        UnaryOp::Neg
-        | UnaryOp::Not
-        | UnaryOp::Abs
-        | UnaryOp::Sqrt
-        | UnaryOp::Rsqrt
-        | UnaryOp::Floor
-        | UnaryOp::Ceil => false,
-    }
-}
-
 /// log2(e) as f32, and its remainder.
 const LOG2_E: (f32, f32) = (std::f32::consts::LOG2_E, 1.925_963_e-8);
 
@@ -34,23 +13,31 @@ fn f32_literal(x: f32) -> String {
     format!("0x{:016X}", f64::from(x).to_bits())
 }
 
-/// `op(x)` for x of LLVM type `float` or `double`.
+/// `op(x)` for x of LLVM type `float`, or `double` if the function has an instruction
+/// ([`expand_f64`](crate::passes::expand_f64) replaces the others).
 pub fn unary(e: &mut Emitter, op: UnaryOp, ty: &str, x: &str) -> Val {
     let bits = if ty == "double" { 64 } else { 32 };
+    let in_f32 = || assert_eq!(ty, "float", "internal compiler error: `{}` of f64; please report this", op.name());
     let mut intrinsic = |name: &str| e.call(ty, &format!("llvm.{name}.f{bits}"), &[(ty, x)]);
     match op {
         UnaryOp::Neg => e.inst(format!("fneg {ty} {x}")),
         UnaryOp::Abs => intrinsic("fabs"),
         UnaryOp::Floor => intrinsic("floor"),
         UnaryOp::Ceil => intrinsic("ceil"),
+        UnaryOp::Trunc => intrinsic("trunc"),
+        UnaryOp::Rint => intrinsic("rint"),
         UnaryOp::Sqrt => intrinsic("sqrt"),
         UnaryOp::Rsqrt if ty == "double" => {
             let root = intrinsic("sqrt");
             e.inst(format!("fdiv double 1.0, {root}"))
         }
         UnaryOp::Rsqrt => approx(e, "rsqrt.approx.f32", x),
-        UnaryOp::Exp2 => approx(e, "ex2.approx.ftz.f32", x),
+        UnaryOp::Exp2 => {
+            in_f32();
+            approx(e, "ex2.approx.ftz.f32", x)
+        }
         UnaryOp::Exp => {
+            in_f32();
             // 2^(x·log2 e), with the product in two parts: the rounding error of a single product would grow with x.
             let high = e.inst(format!("fmul float {x}, {}", f32_literal(LOG2_E.0)));
             let power = approx(e, "ex2.approx.ftz.f32", &high);
@@ -72,6 +59,7 @@ pub fn unary(e: &mut Emitter, op: UnaryOp, ty: &str, x: &str) -> Val {
         }
         UnaryOp::Not => panic!("internal compiler error: `not` of a float"),
         UnaryOp::Log | UnaryOp::Log2 | UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tanh | UnaryOp::Erf => {
+            in_f32();
             e.shared_math(op);
             e.inst(format!("call float @math.{}.1(float {x})", op.name()))
         }

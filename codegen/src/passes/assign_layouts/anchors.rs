@@ -481,7 +481,13 @@ fn is_costly(op: UnaryOp) -> bool {
         | UnaryOp::Cos
         | UnaryOp::Tanh
         | UnaryOp::Erf => true,
-        UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil => false,
+        UnaryOp::Neg
+        | UnaryOp::Not
+        | UnaryOp::Abs
+        | UnaryOp::Floor
+        | UnaryOp::Ceil
+        | UnaryOp::Trunc
+        | UnaryOp::Rint => false,
     }
 }
 

@@ -47,7 +47,13 @@ fn reference_f64(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Erf => libm::erf(x),
         UnaryOp::Sqrt => x.sqrt(),
         UnaryOp::Rsqrt => 1.0 / x.sqrt(),
-        UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil => panic!("not tested here"),
+        UnaryOp::Neg
+        | UnaryOp::Not
+        | UnaryOp::Abs
+        | UnaryOp::Floor
+        | UnaryOp::Ceil
+        | UnaryOp::Trunc
+        | UnaryOp::Rint => panic!("not tested here"),
     }
 }
 
