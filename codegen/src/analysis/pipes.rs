@@ -72,7 +72,8 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
         | Op::InlineAsm { .. }
         | Op::Scan { .. }
         | Op::FmaDot => Some(Pipe::Alu),
-        Op::LoadView { .. }
+        Op::Gather { .. }
+        | Op::LoadView { .. }
         | Op::StoreView { .. }
         | Op::AtomicView { .. }
         | Op::Load { .. }

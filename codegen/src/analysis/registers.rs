@@ -99,7 +99,8 @@ fn is_loop(op: &Op) -> bool {
 /// Whether an op synchronizes threads or needs all elements of its operands: values that are live across it are held in
 /// registers as a whole.
 fn is_sync_point(op: &Op) -> bool {
-    let memory = matches!(op, Op::ConvertLayout | Op::LocalAlloc | Op::LocalStore | Op::BlockBarrier { .. });
+    let memory =
+        matches!(op, Op::ConvertLayout | Op::Gather { .. } | Op::LocalAlloc | Op::LocalStore | Op::BlockBarrier { .. });
     memory || matches!(op, Op::Reduce { .. } | Op::Scan { .. }) || is_dot(op) || is_loop(op)
 }
 

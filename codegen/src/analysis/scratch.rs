@@ -15,6 +15,11 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
             }
             _ => 0,
         },
+        // The whole operand, in row-major order.
+        Op::Gather { .. } => {
+            let ty = func.ty(data.operands[0]);
+            layout(data.operands[0]).map_or(0, |_| (ty.numel() * ty.elem().map_or(64, Elem::bits).max(8) / 8) as u32)
+        }
         Op::Reduce { axis } => match layout(data.operands[0]) {
             Some(l) => {
                 let dtypes: Vec<_> = data.operands.iter().filter_map(|&v| func.ty(v).dtype()).collect();

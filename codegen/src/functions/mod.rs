@@ -53,23 +53,23 @@ pub struct E<'c> {
 }
 
 /// The second operand of an operator: a value, or a number that takes the type of the first.
-pub trait Operand<'c>: Copy {
+pub trait Rhs<'c>: Copy {
     fn like(self, first: E<'c>) -> Value;
 }
 
-impl<'c> Operand<'c> for E<'c> {
+impl<'c> Rhs<'c> for E<'c> {
     fn like(self, _: E<'c>) -> Value {
         self.v
     }
 }
 
-impl<'c> Operand<'c> for f64 {
+impl<'c> Rhs<'c> for f64 {
     fn like(self, first: E<'c>) -> Value {
         first.number(self).v
     }
 }
 
-impl<'c> Operand<'c> for i64 {
+impl<'c> Rhs<'c> for i64 {
     fn like(self, first: E<'c>) -> Value {
         first.integer(self).v
     }
@@ -77,7 +77,7 @@ impl<'c> Operand<'c> for i64 {
 
 macro_rules! operators {
     ($($trait:ident $method:ident;)*) => { $(
-        impl<'c, R: Operand<'c>> $trait<R> for E<'c> {
+        impl<'c, R: Rhs<'c>> $trait<R> for E<'c> {
             type Output = E<'c>;
             fn $method(self, rhs: R) -> E<'c> {
                 self.binary(BinaryOp::$trait, rhs)
@@ -129,25 +129,25 @@ impl<'c> E<'c> {
         self.emit(|b| b.unary(op, self.v))
     }
 
-    pub fn binary(self, op: BinaryOp, rhs: impl Operand<'c>) -> E<'c> {
+    pub fn binary(self, op: BinaryOp, rhs: impl Rhs<'c>) -> E<'c> {
         let rhs = rhs.like(self);
         self.emit(|b| b.binary(op, self.v, rhs))
     }
 
-    pub fn cmp(self, op: CmpOp, rhs: impl Operand<'c>) -> E<'c> {
+    pub fn cmp(self, op: CmpOp, rhs: impl Rhs<'c>) -> E<'c> {
         let rhs = rhs.like(self);
         self.emit(|b| b.cmp(op, self.v, rhs))
     }
 
-    pub fn lt(self, rhs: impl Operand<'c>) -> E<'c> {
+    pub fn lt(self, rhs: impl Rhs<'c>) -> E<'c> {
         self.cmp(CmpOp::Lt, rhs)
     }
 
-    pub fn gt(self, rhs: impl Operand<'c>) -> E<'c> {
+    pub fn gt(self, rhs: impl Rhs<'c>) -> E<'c> {
         self.cmp(CmpOp::Gt, rhs)
     }
 
-    pub fn eq(self, rhs: impl Operand<'c>) -> E<'c> {
+    pub fn eq(self, rhs: impl Rhs<'c>) -> E<'c> {
         self.cmp(CmpOp::Eq, rhs)
     }
 
@@ -160,20 +160,20 @@ impl<'c> E<'c> {
     }
 
     /// Where this condition holds `yes`, elsewhere `no`.
-    pub fn select(self, yes: impl Operand<'c>, no: E<'c>) -> E<'c> {
+    pub fn select(self, yes: impl Rhs<'c>, no: E<'c>) -> E<'c> {
         let yes = yes.like(no);
         self.emit(|b| b.select(self.v, yes, no.v))
     }
 
     /// `self · b + c` with one rounding.
-    pub fn fma(self, b: impl Operand<'c>, c: impl Operand<'c>) -> E<'c> {
+    pub fn fma(self, b: impl Rhs<'c>, c: impl Rhs<'c>) -> E<'c> {
         let (x, y) = (b.like(self), c.like(self));
         self.emit(|b| b.fma(self.v, x, y))
     }
 
     /// `self · b`, rounded on its own: compilers contract `a * b + c` to a multiply-add, which would change the
     /// difference of a product and its rounded value.
-    pub fn times(self, b: impl Operand<'c>) -> E<'c> {
+    pub fn times(self, b: impl Rhs<'c>) -> E<'c> {
         self.fma(b, -0.0)
     }
 

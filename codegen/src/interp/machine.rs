@@ -412,6 +412,7 @@ impl<'a> Machine<'a> {
             Op::Trans { perm } => one(shape::trans(tile(0), perm)),
             Op::Join => one(shape::join(tile(0), tile(1))),
             Op::Split => Ok(shape::split(tile(0)).map(Val::from).into()),
+            Op::Gather { axis } => one(shape::gather_along(tile(0), tile(1), *axis)),
 
             Op::MakeView { order: _ } => {
                 let Type::View { block, elem } = self.ty(id, 0) else { wrong_type("make_view") };

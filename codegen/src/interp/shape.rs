@@ -44,6 +44,17 @@ pub(super) fn join(a: &Tile, b: &Tile) -> Tile {
     Tile { shape: [a.shape.as_slice(), &[2]].concat(), elem: a.elem, bits }
 }
 
+/// Picks elements along `axis` by the elements of `index`, modulo the extent.
+pub(super) fn gather_along(tile: &Tile, index: &Tile, axis: usize) -> Tile {
+    let at = |place: &[usize]| {
+        let picked = crate::num::decode_int(DType::I32, index.bits[position(place, &index.shape)]);
+        let mut source = place.to_vec();
+        source[axis] = picked.rem_euclid(tile.shape[axis] as i128) as usize;
+        source
+    };
+    gather(tile, &index.shape, at)
+}
+
 pub(super) fn split(tile: &Tile) -> [Tile; 2] {
     let shape = &tile.shape[..tile.shape.len() - 1];
     [0, 1].map(|half| Tile {

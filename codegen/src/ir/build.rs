@@ -233,6 +233,12 @@ impl<'f> Builder<'f> {
         (results[0], results[1])
     }
 
+    pub fn gather(&mut self, tile: Value, index: Value, axis: usize) -> Value {
+        let elem = self.ty(tile).elem().expect("internal compiler error: gather of a non-tile; please report this");
+        let ty = self.ty(index).with_elem(elem);
+        self.one(Op::Gather { axis }, &[tile, index], ty)
+    }
+
     // Elementwise.
 
     pub fn unary(&mut self, op: UnaryOp, x: Value) -> Value {

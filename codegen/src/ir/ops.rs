@@ -343,6 +343,11 @@ op_table! {
     /// Splits a tile along its last dimension, of extent 2.
     Split = "split" (1..1) -> 2, Pure, Tile;
 
+    /// Picks elements along `axis`: `result[i, j, k] = operand[i, index[i, j, k], k]` for axis 1 of 3. Operands: a tile,
+    /// and i32 indices, whose shape is the result's and differs only in the extent of `axis`. An index counts modulo
+    /// the extent of the operand, a power of two.
+    Gather { axis: usize } = "gather" (2..2) -> 1, Pure, Tile;
+
     // Elementwise ops outside the families.
 
     /// a·b + c with one rounding.

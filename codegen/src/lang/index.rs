@@ -189,13 +189,38 @@ pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
     wrapped as usize
 }
 
+/// A dimension that an argument selects; negative numbers count from the end.
+#[diagnostic::on_unimplemented(
+    message = "an axis is an `i32` or `usize` known at specialization, found `{Self}`",
+    label = "expected an axis",
+    note = "declare the parameter as `#[constexpr] axis: usize`"
+)]
+pub trait AxisIndex {
+    #[doc(hidden)]
+    #[track_caller]
+    fn axis_index(self) -> i32;
+}
+
+impl AxisIndex for i32 {
+    fn axis_index(self) -> i32 {
+        self
+    }
+}
+
+impl AxisIndex for usize {
+    /// Numbers that do not fit count as an axis that no tile has.
+    fn axis_index(self) -> i32 {
+        i32::try_from(self).unwrap_or(i32::MAX)
+    }
+}
+
 /// An optional argument that is not given.
 #[derive(Clone, Copy, Debug)]
 pub struct Unset;
 
 /// The axis of a reduction; all axes if not given.
 #[diagnostic::on_unimplemented(
-    message = "an axis is an `i32` known at specialization, found `{Self}`",
+    message = "an axis is an `i32` or `usize` known at specialization, found `{Self}`",
     label = "expected an axis",
     note = "for the extremum of two values, use `maximum(a, b)` or `minimum(a, b)`"
 )]
@@ -217,6 +242,13 @@ impl AxisArg for i32 {
     type Reduced<T: Dtype> = Tile<T>;
     fn axis(self) -> Option<i32> {
         Some(self)
+    }
+}
+
+impl AxisArg for usize {
+    type Reduced<T: Dtype> = Tile<T>;
+    fn axis(self) -> Option<i32> {
+        Some(self.axis_index())
     }
 }
 

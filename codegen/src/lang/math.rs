@@ -4,6 +4,7 @@ use super::arith::{Combine, binary};
 use super::control::Carried;
 use super::dtype::{Dtype, Float};
 use super::handle::{Data, FloatData, Scalar, Tile, unary};
+use super::index::AxisIndex;
 use super::operand::{FloatLit, Number, Operand, Raw, broadcast, broadcast_operands, common_shape};
 use super::record::{emit, error_here, fail, shape};
 use crate::ir::{BinaryOp, UnaryOp};
@@ -74,8 +75,8 @@ where
 
 /// Softmax along an axis (by default the first, as in Triton), with the maximum subtracted for numerical stability.
 #[track_caller]
-pub fn softmax<T: Float>(x: Tile<T>, axis: i32) -> Tile<T> {
-    let axis = super::index::check_axis(axis, x.rank(), "softmax") as i32;
+pub fn softmax<T: Float>(x: Tile<T>, axis: impl AxisIndex) -> Tile<T> {
+    let axis = super::index::check_axis(axis.axis_index(), x.rank(), "softmax") as i32;
     let largest = super::reduce::max(x, axis, true);
     let e = unary(UnaryOp::Exp, x.combine(largest, BinaryOp::Sub));
     let total = super::reduce::sum(e, axis, true);

@@ -31,6 +31,7 @@ pub mod random;
 pub mod record;
 pub mod reduce;
 pub mod shape;
+pub mod sort;
 #[cfg(test)]
 mod tests;
 
@@ -60,9 +61,10 @@ pub use random::{philox, rand, rand4x, randint, randint4x, randn, randn4x};
 pub use record::{Recording, record, record_generic};
 pub use reduce::{
     all, any, argmax, argmin, associative_scan, cumprod, cumsum, max, max_with_indices, min, min_with_indices, reduce,
-    sum, xor_sum,
+    reduce_or, sum, xor_sum,
 };
 pub use shape::{
-    ShapeMethods, broadcast, broadcast_to, cat, expand_dims, interleave, join, permute, ravel, reshape, split, trans,
-    view,
+    ShapeMethods, broadcast, broadcast_to, cat, expand_dims, interleave, join, permute, ravel, reshape, split, squeeze,
+    trans, view,
 };
+pub use sort::{flip, gather, histogram, sort, topk};

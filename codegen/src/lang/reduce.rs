@@ -4,7 +4,7 @@ use super::arith::binary;
 use super::control::Carried;
 use super::dtype::{Dtype, Int, Num, Summed};
 use super::handle::{Data, Scalar, Tile};
-use super::index::{AxisArg, check_axis};
+use super::index::{AxisArg, AxisIndex, check_axis};
 use super::operand::Raw;
 use super::record::{combining, emit, error_here, fail, ops_of, region, shape, ty, yield_in};
 use crate::diag::Diagnostic;
@@ -250,6 +250,8 @@ simple_reductions! {
     min, Min, Num;
     /// Exclusive or along an axis, or of all elements.
     xor_sum, Xor, Int;
+    /// Bitwise or along an axis, or of all elements; of bools, see [`any`].
+    reduce_or, Or, Int;
 }
 
 /// The extremum along `axis` and its index (the smallest index among equal elements).
@@ -285,37 +287,37 @@ fn arg_extremum<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, bett
 
 /// Index of the largest element along an axis; the smallest index among equal elements.
 #[track_caller]
-pub fn argmax<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
-    arg_extremum("argmax", x, axis, keep_dims, CmpOp::Gt).1
+pub fn argmax<T: Num>(x: Tile<T>, axis: impl AxisIndex, keep_dims: bool) -> Tile<i32> {
+    arg_extremum("argmax", x, axis.axis_index(), keep_dims, CmpOp::Gt).1
 }
 
 /// Index of the smallest element along an axis; the smallest index among equal elements.
 #[track_caller]
-pub fn argmin<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
-    arg_extremum("argmin", x, axis, keep_dims, CmpOp::Lt).1
+pub fn argmin<T: Num>(x: Tile<T>, axis: impl AxisIndex, keep_dims: bool) -> Tile<i32> {
+    arg_extremum("argmin", x, axis.axis_index(), keep_dims, CmpOp::Lt).1
 }
 
 /// The largest element along an axis and its index: Triton's `max(…, return_indices=True)`.
 #[track_caller]
-pub fn max_with_indices<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
-    arg_extremum("max_with_indices", x, axis, keep_dims, CmpOp::Gt)
+pub fn max_with_indices<T: Num>(x: Tile<T>, axis: impl AxisIndex, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
+    arg_extremum("max_with_indices", x, axis.axis_index(), keep_dims, CmpOp::Gt)
 }
 
 /// The smallest element along an axis and its index: Triton's `min(…, return_indices=True)`.
 #[track_caller]
-pub fn min_with_indices<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
-    arg_extremum("min_with_indices", x, axis, keep_dims, CmpOp::Lt)
+pub fn min_with_indices<T: Num>(x: Tile<T>, axis: impl AxisIndex, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
+    arg_extremum("min_with_indices", x, axis.axis_index(), keep_dims, CmpOp::Lt)
 }
 
 /// Inclusive scan along an axis with an associative function; from the end with `reverse`.
 #[track_caller]
 pub fn associative_scan<R: Reducible, E: Carried<Handle = R::Element>>(
     x: R,
-    axis: i32,
+    axis: impl AxisIndex,
     combine: impl FnOnce(R::Element, R::Element) -> E,
     reverse: bool,
 ) -> R {
-    scan_named::<R, E>("associative_scan", x, axis, combine, reverse)
+    scan_named::<R, E>("associative_scan", x, axis.axis_index(), combine, reverse)
 }
 
 #[track_caller]
@@ -340,16 +342,16 @@ fn scan_named<R: Reducible, E: Carried<Handle = R::Element>>(
 
 /// Inclusive prefix sum along an axis: integers narrower than 32 bits in 32 bits, bf16 in f32.
 #[track_caller]
-pub fn cumsum<T: Summed>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T::RunningSum> {
+pub fn cumsum<T: Summed>(x: Tile<T>, axis: impl AxisIndex, reverse: bool) -> Tile<T::RunningSum> {
     let x = widened::<T, T::RunningSum>(x);
-    scan_named::<_, Scalar<T::RunningSum>>("cumsum", x, axis, combine_by(BinaryOp::Add), reverse)
+    scan_named::<_, Scalar<T::RunningSum>>("cumsum", x, axis.axis_index(), combine_by(BinaryOp::Add), reverse)
 }
 
 /// Inclusive prefix product along an axis: bf16 in f32.
 #[track_caller]
-pub fn cumprod<T: Num>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T::RunningProduct> {
+pub fn cumprod<T: Num>(x: Tile<T>, axis: impl AxisIndex, reverse: bool) -> Tile<T::RunningProduct> {
     let x = widened::<T, T::RunningProduct>(x);
-    scan_named::<_, Scalar<T::RunningProduct>>("cumprod", x, axis, combine_by(BinaryOp::Mul), reverse)
+    scan_named::<_, Scalar<T::RunningProduct>>("cumprod", x, axis.axis_index(), combine_by(BinaryOp::Mul), reverse)
 }
 
 /// Extracts the only element along an axis of extent 1.
@@ -372,7 +374,7 @@ impl<T: Summed> Tile<T> {
     }
     /// See [`cumsum`].
     #[track_caller]
-    pub fn cumsum(self, axis: i32) -> Tile<T::RunningSum> {
+    pub fn cumsum(self, axis: impl AxisIndex) -> Tile<T::RunningSum> {
         cumsum(self, axis, false)
     }
 }
@@ -390,12 +392,12 @@ impl<T: Num> Tile<T> {
     }
     /// See [`argmax`].
     #[track_caller]
-    pub fn argmax(self, axis: i32) -> Tile<i32> {
+    pub fn argmax(self, axis: impl AxisIndex) -> Tile<i32> {
         argmax(self, axis, false)
     }
     /// See [`argmin`].
     #[track_caller]
-    pub fn argmin(self, axis: i32) -> Tile<i32> {
+    pub fn argmin(self, axis: impl AxisIndex) -> Tile<i32> {
         argmin(self, axis, false)
     }
 }

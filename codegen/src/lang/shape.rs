@@ -3,7 +3,7 @@
 use super::diag_text;
 use super::dtype::Dtype;
 use super::handle::{Data, PtrTile, Tile};
-use super::index::{ExtentList, check_axis, check_shape};
+use super::index::{AxisIndex, ExtentList, check_axis, check_shape};
 use super::operand::{broadcast as broadcast_value, common_shape};
 use super::record::{emit, error_here, fail, shape};
 use crate::ir::Value;
@@ -42,10 +42,10 @@ impl<T: Dtype> Shaped for PtrTile<T> {
 
 /// Inserts a dimension of extent 1 before `axis`; `-1` appends one.
 #[track_caller]
-pub fn expand_dims<X: Shaped>(x: X, axis: i32) -> X::Tile {
+pub fn expand_dims<X: Shaped>(x: X, axis: impl AxisIndex) -> X::Tile {
     let v = x.raw_value();
     let from = shape(v);
-    let axis = check_axis(axis, from.len() + 1, "expand_dims");
+    let axis = check_axis(axis.axis_index(), from.len() + 1, "expand_dims");
     x.tile(expand_raw(v, axis))
 }
 
@@ -143,6 +143,22 @@ pub fn view<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     reshape(x, to)
 }
 
+/// Removes a dimension of extent 1.
+#[track_caller]
+pub fn squeeze<X: Shaped>(x: X, axis: impl AxisIndex) -> X::Tile {
+    let mut to = shape(x.raw_value());
+    let axis = check_axis(axis.axis_index(), to.len(), "squeeze");
+    if to[axis] != 1 {
+        fail(
+            error_here(format!("`squeeze` of dimension {axis} of a tile of shape {to:?}"))
+                .label(format!("its extent is {}, not 1", to[axis]))
+                .help("reduce it, as in `sum(x, axis)`, or combine dimensions: `.reshape([…])`"),
+        );
+    }
+    to.remove(axis);
+    reshape(x, to)
+}
+
 /// Flattens to one dimension.
 #[track_caller]
 pub fn ravel<X: Shaped>(x: X) -> X::Tile {
@@ -151,7 +167,7 @@ pub fn ravel<X: Shaped>(x: X) -> X::Tile {
 }
 
 #[track_caller]
-fn same_shapes<T: Dtype>(a: Tile<T>, b: Tile<T>, what: &str) -> Vec<usize> {
+fn same_shapes<T: Dtype>(a: impl Data<Elem = T>, b: impl Data<Elem = T>, what: &str) -> Vec<usize> {
     let (sa, sb) = (shape(a.value()), shape(b.value()));
     if sa != sb {
         let message = format!("`{what}` of tiles of shapes {} and {}", diag_text::shape(&sa), diag_text::shape(&sb));
@@ -160,9 +176,9 @@ fn same_shapes<T: Dtype>(a: Tile<T>, b: Tile<T>, what: &str) -> Vec<usize> {
     sa
 }
 
-/// Stacks two tiles of the same shape along a new last dimension: `[…] , […]` → `[…, 2]`.
+/// Stacks two tiles of the same shape, or two scalars, along a new last dimension: `[…] , […]` → `[…, 2]`.
 #[track_caller]
-pub fn join<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
+pub fn join<T: Dtype>(a: impl Data<Elem = T>, b: impl Data<Elem = T>) -> Tile<T> {
     same_shapes(a, b, "join");
     let (va, vb) = (a.value(), b.value());
     check_shape(&[shape(va), vec![2]].concat());
@@ -199,9 +215,9 @@ pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     reshape(permute(join(a, b), &order), to)
 }
 
-/// Interleaves two tiles along the last dimension: `[…, N], […, N]` → `[…, 2N]`.
+/// Interleaves two tiles along the last dimension: `[…, N], […, N]` → `[…, 2N]`; two scalars give a tile of 2.
 #[track_caller]
-pub fn interleave<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
+pub fn interleave<T: Dtype>(a: impl Data<Elem = T>, b: impl Data<Elem = T>) -> Tile<T> {
     let mut to = same_shapes(a, b, "interleave");
     match to.last_mut() {
         Some(n) => *n *= 2,
@@ -214,7 +230,7 @@ pub fn interleave<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
 pub trait ShapeMethods: Shaped {
     /// See [`expand_dims`].
     #[track_caller]
-    fn expand_dims(self, axis: i32) -> Self::Tile {
+    fn expand_dims(self, axis: impl AxisIndex) -> Self::Tile {
         expand_dims(self, axis)
     }
     /// See [`broadcast_to`].

@@ -422,8 +422,27 @@ impl Gen<'_> {
                 b.scan(&[v], axis, reverse, |b, l, r| vec![b.binary(op, l[0], r[0])])[0]
             }
             1 if dtype.is_int() => self.arg_reduce(b, v, axis),
+            2 if self.rng.one_in(2) => self.gather(b, v, axis),
             _ => b.reduce_with(op, v, axis),
         }
+    }
+
+    /// Elements along an axis at indices that are computed from integers of the pool, in bounds or not.
+    fn gather(&mut self, b: &mut Builder, v: Value, axis: usize) -> Value {
+        let mut shape = b.func.ty(v).shape().to_vec();
+        if self.rng.one_in(3) {
+            shape[axis] = self.rng.pick(&[1, 4, 16]);
+        }
+        let ints: Vec<Value> = self.pool.iter().copied().filter(|&v| self.dtype(b, v).is_int()).collect();
+        let index = match ints.is_empty() {
+            true => b.constant(crate::ir::Literal::Int(3), Type::tensor(&shape, DType::I32)),
+            false => {
+                let index = self.rng.pick(&ints);
+                let index = self.shaped(b, index, &shape);
+                b.cast(index, DType::I32)
+            }
+        };
+        b.gather(v, index, axis)
     }
 
     /// Index of the largest element along an axis; the smallest index of equal elements.

@@ -82,6 +82,7 @@ fn programs_have_every_kind_of_op() {
         "dot",
         "reduce",
         "scan",
+        "gather",
         "for",
         "if",
         "while",

@@ -254,6 +254,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Trans { perm } => shape::trans(cx, perm),
         Op::Reshape => shape::reshape(cx),
         Op::Join => shape::join(cx),
+        Op::Gather { axis } => shape::gather(cx, *axis),
         Op::Split => shape::split(cx),
 
         Op::MakeView { order } => memory::make_view(cx, order),

@@ -117,3 +117,21 @@ pub(super) fn split(cx: &OpCx) -> Check {
     reshaped(cx, 1, shape)?;
     cx.result_is(1, cx.result(0))
 }
+
+pub(super) fn gather(cx: &OpCx, axis: usize) -> Check {
+    let from = tile(cx)?;
+    cx.attribute(axis < from.len(), || format!("`axis` should be below the rank {}, found {axis}", from.len()))?;
+    cx.operand_where(1, "the index", "an i32 tile of the same shape in the other dimensions", |ty| {
+        let others = |shape: &[usize]| -> Vec<usize> {
+            shape.iter().enumerate().filter(|&(d, _)| d != axis).map(|(_, &n)| n).collect()
+        };
+        ty.is_tensor()
+            && ty.dtype() == Some(DType::I32)
+            && ty.shape().len() == from.len()
+            && others(ty.shape()) == others(from)
+    })?;
+    match cx.operand(0).elem() {
+        Some(elem) => cx.result_is(0, &cx.operand(1).with_elem(elem)),
+        None => require(false, Rule::OperandTypes, || format!("expected a tile, found {}", cx.operand(0))),
+    }
+}

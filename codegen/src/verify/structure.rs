@@ -58,6 +58,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::Reshape
         | Op::Join
         | Op::Split
+        | Op::Gather { .. }
         | Op::Fma
         | Op::Select
         | Op::Cast

@@ -139,6 +139,17 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
     (Rule::OperandTypes, Stage::Tile, "%0 = expand_dims %x {axis = 0} : tensor<1xf32>"),
     (Rule::OperandTypes, Stage::Tile, "%0 = splat %x : tensor<4xf32>\n%1, %2 = split %0 : f32, f32"),
     (Rule::OperandTypes, Stage::Tile, "%0 = join %x, %n : tensor<2xf32>"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = splat %x : tensor<4xf32>\n%1 = gather %0, %0 {axis = 0} : tensor<4xf32>"),
+    (
+        Rule::Attributes,
+        Stage::Tile,
+        "%0 = arange {start = 0, end = 4} : tensor<4xi32>\n%1 = gather %0, %0 {axis = 1} : tensor<4xi32>",
+    ),
+    (
+        Rule::ResultTypes,
+        Stage::Tile,
+        "%0 = arange {start = 0, end = 4} : tensor<4xi32>\n%1 = gather %0, %0 {axis = 0} : tensor<8xi32>",
+    ),
     (Rule::OperandTypes, Stage::Tile, "%0 = make_view %p, %i, %i, %n {order = [0]} : view<4xf32>"),
     (Rule::OperandTypes, Stage::Tile, "%0 = make_view %p, %i, %i, %i {order = [0, 1]} : view<4x4xf32>"),
     (Rule::OperandTypes, Stage::Tile, "%0 = ptr_add %p, %x : ptr<f32>"),

@@ -304,6 +304,7 @@ fn default_tokens(missing: DefaultArg, span: Span) -> TokenStream {
         DefaultArg::Start => quote_spanned!(span=> #lang::IntLit(0)),
         DefaultArg::Ten => quote_spanned!(span=> 10),
         DefaultArg::Zero => quote_spanned!(span=> 0),
+        DefaultArg::Last => quote_spanned!(span=> -1),
         DefaultArg::Text => quote_spanned!(span=> ""),
         DefaultArg::Word(words) => {
             let enum_name = format_ident!("{}", words.enum_name, span = span);

@@ -61,6 +61,8 @@ pub enum DefaultArg {
     /// Rounds of the random number generator.
     Ten,
     Zero,
+    /// The last axis.
+    Last,
     Text,
     Word(&'static EnumWords),
 }
@@ -123,6 +125,12 @@ functions! {
     permute(x: Plain, dims: Dims);
     reshape(x: Plain, shape: Extents);
     view(x: Plain, shape: Extents);
+    squeeze(x: Plain, axis: Axis);
+    gather(x: Plain, index: Plain, axis: Axis);
+    flip(x: Plain, axis: Axis = Last);
+    sort(x: Plain, axis: Axis = Last, descending: Plain = False);
+    topk(x: Plain, k: Plain, axis: Axis = Last);
+    histogram(x: Plain, num_bins: Plain, mask: Plain = Unset);
     ravel(x: Plain);
     join(x: Plain, y: Plain);
     split(x: Plain);
@@ -149,6 +157,7 @@ functions! {
     max(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
     min(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
     xor_sum(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
+    reduce_or(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
     any(x: Plain, axis: Axis = Unset);
     all(x: Plain, axis: Axis = Unset);
     argmax(x: Plain, axis: Axis, keep_dims: Plain = False);
@@ -213,6 +222,7 @@ pub fn canonical(name: &str) -> &str {
         "combine_fn" => "combine",
         "keepdims" => "keep_dims",
         "seed_offset" => "offset",
+        "dim" => "axis",
         other => other,
     }
 }

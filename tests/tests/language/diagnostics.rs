@@ -108,6 +108,22 @@ fn bits_of_a_float(x: In<f32>, out: Out<f32>) {
     store(out, sum(v & v));
 }
 
+#[kernel]
+fn gathers_from_another_shape(x: In<f32>, out: Out<f32>) {
+    let v = load(x + arange(0, 64)).reshape([8, 8]);
+    store(out, sum(gather(v, arange(0, 8), axis = 1)));
+}
+
+#[kernel]
+fn too_many_of_the_largest(x: In<f32>, out: Out<f32>) {
+    store(out, sum(topk(load(x + arange(0, 64)), 128)));
+}
+
+#[kernel]
+fn squeezes_a_wide_dimension(x: In<f32>, out: Out<f32>) {
+    store(out, sum(squeeze(load(x + arange(0, 64)), axis = 0)));
+}
+
 #[test]
 fn mistakes_name_the_line() {
     let kernels = [
@@ -120,6 +136,9 @@ fn mistakes_name_the_line() {
         &DOT_DIMENSIONS,
         &CONDITION_IS_A_TILE,
         &NO_SUCH_AXIS,
+        &GATHERS_FROM_ANOTHER_SHAPE,
+        &TOO_MANY_OF_THE_LARGEST,
+        &SQUEEZES_A_WIDE_DIMENSION,
         &VIEW_OF_DIFFERENT_RANKS,
         &MASK_ON_A_BLOCK,
         &A_FAILED_STATIC_ASSERT,

@@ -10,7 +10,7 @@ fn modules(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] block: usize) {
     let e = tl.math.exp(v);
     let h = tl.cast(v, tl.bfloat16);
     let r = libdevice.rsqrt(v);
-    let s = tl.sort(v);
+    let s = tl.condition(v);
     let f = tl.float32;
     for k in tl.static_range(0, 4) {}
     tl.store(out, tl.sum(v, axis=0));

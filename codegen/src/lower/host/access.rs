@@ -96,7 +96,7 @@ impl Lowering<'_> {
         map.iter().zip(&tile.strides).filter(|(d, _)| **d == nest.vec_dim).map(|(_, s)| *s).sum()
     }
 
-    fn tile_address(&mut self, nest: &mut LoopNest, tile: &TileRef, map: &DimMap) -> (String, usize) {
+    pub fn tile_address(&mut self, nest: &mut LoopNest, tile: &TileRef, map: &DimMap) -> (String, usize) {
         let base = self.tile_pointer(nest, tile);
         let terms = terms(nest, map, tile.strides.iter().map(usize::to_string));
         offset_pointer(&mut self.w, nest, (base, 0), stored(tile.elem), terms)

@@ -327,6 +327,41 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// `gather`: reads the operand's buffer at the indices, element by element.
+    pub fn gather(&mut self, id: OpId, axis: usize) -> Result<()> {
+        let data = self.func.op(id);
+        let (source, index, result) = (data.operands[0], data.operands[1], data.results[0]);
+        let (from, temporary) = self.tile_of(source)?;
+        let (extent, shape) = (self.shape(source)[axis], self.shape(result).to_vec());
+        let map = identity(&shape);
+        let mut others = map.clone();
+        others[axis] = None;
+        let reads = [(index, map.clone())];
+        self.materialize_operands(&reads, &shape)?;
+        let tile = self.new_tile(&shape, self.elem(result));
+        let (ty, stride) = (super::repr::stored(from.elem), from.strides[axis]);
+        let spec = LoopNestSpec::new(&shape, None, 1);
+        self.loop_nest(&spec, &reads, &[], |l, nest| {
+            let picked = l.eval(nest, index, &map);
+            let (line, _) = l.tile_address(nest, &from, &others);
+            let depth = nest.depth();
+            nest.select(&mut l.w, depth);
+            let at = l.w.inst(format!("and i32 {}, {}", picked.name, extent - 1));
+            let at = l.w.inst(format!("zext i32 {at} to i64"));
+            let at = l.w.inst(format!("mul i64 {at}, {stride}"));
+            let p = l.w.inst(format!("getelementptr {ty}, ptr {line}, i64 {at}"));
+            let raw = l.w.inst(format!("load {ty}, ptr {p}, align {}", super::repr::stored_bytes(from.elem)));
+            let name = super::repr::from_stored(&mut l.w, from.elem, 1, &raw);
+            l.write_tile(nest, &tile, &map, &Evaluated { name, lanes: 1, level: depth });
+            Ok(())
+        })?;
+        if temporary {
+            self.arena.release(from.buffer);
+        }
+        self.define(result, tile);
+        Ok(())
+    }
+
     /// `reshape` to other extents: reuses the buffer if it is dense, else makes a dense copy.
     pub fn reshape(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);

@@ -183,6 +183,7 @@ impl Lowering<'_> {
             Op::Reshape => self.reshape(id)?,
             Op::Join => self.join(id)?,
             Op::Split => self.split(id)?,
+            Op::Gather { axis } => self.gather(id, *axis)?,
             Op::StoreView { boundary, .. } => self.store_view(id, boundary)?,
             Op::AtomicView { op, boundary } => self.atomic_view(id, *op, boundary)?,
             Op::Store { .. } => self.store(id)?,

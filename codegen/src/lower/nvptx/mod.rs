@@ -414,6 +414,7 @@ impl<'f> Lowering<'f> {
             Op::AtomicCas => self.atomic_cas(id)?,
             Op::Reduce { .. } => self.reduce(id)?,
             Op::Scan { .. } => self.scan(id)?,
+            Op::Gather { axis } => self.gather(id, *axis)?,
             Op::For { .. } => self.for_loop(id)?,
             Op::If => self.if_op(id)?,
             Op::While => self.while_loop(id)?,

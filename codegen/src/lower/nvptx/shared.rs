@@ -289,6 +289,49 @@ impl Lowering<'_> {
         }
     }
 
+    /// Stores the operand to scratch memory in row-major order; each thread loads the elements that its indices pick.
+    pub(super) fn gather(&mut self, id: OpId, axis: usize) -> Result<()> {
+        let data = self.func.op(id);
+        let (source, index, result) = (data.operands[0], data.operands[1], data.results[0]);
+        let Elem::Num(elem) = self.elem(source) else {
+            let help = "gather integer offsets instead, and add the base pointer to the result";
+            return self.unsupported("`gather` of pointers is not supported", Some(help));
+        };
+        let shape = self.func.ty(source).shape().to_vec();
+        let from = self.tile_layout(source).clone();
+        let order: Vec<usize> = (0..shape.len()).rev().collect();
+        let memory = LinearLayout::shared_row_major(from.shape(), &order);
+        let base = self.plan.scratch(id).to_string();
+        let regs = self.regs(source);
+        let mut write = self.shared_access(&from, &memory, base.clone(), elem);
+        self.store_by_owners(&from, &mut write, &regs);
+        self.barrier();
+        let to = self.tile_layout(result).clone();
+        let places = super::threads::coordinates(&mut self.e, &self.threads, &to);
+        let indices = self.regs(index);
+        let (ty, bytes) = (memory_type(elem), elem.bytes());
+        let mut picked = Vec::new();
+        for (r, i) in indices.iter().enumerate() {
+            let mut at = base.clone();
+            let mut stride = bytes;
+            for d in (0..shape.len()).rev() {
+                let place = if d == axis {
+                    self.e.inst(format!("and i32 {i}, {}", shape[d] - 1))
+                } else {
+                    places[d].at(&mut self.e, places[d].register[r])
+                };
+                let part = self.e.inst(format!("mul i32 {place}, {stride}"));
+                at = self.e.inst(format!("add i32 {part}, {at}"));
+                stride *= shape[d];
+            }
+            let p = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {at}"));
+            let x = self.e.inst(format!("load {ty}, ptr addrspace(3) {p}, align {bytes}"));
+            picked.push(if elem == DType::Bool { self.e.inst(format!("icmp ne i8 {x}, 0")) } else { x });
+        }
+        self.set(result, picked);
+        Ok(())
+    }
+
     /// Performs the three steps of a [`LanePlan`].
     fn convert_lanes(&mut self, plan: &LanePlan, regs: &[Val], elem: Elem) -> Vec<Val> {
         let ty = llvm_type(elem);

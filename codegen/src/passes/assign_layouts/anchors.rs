@@ -205,6 +205,11 @@ impl<'f> Assignments<'f> {
                 let shape = extents(func.ty(data.results[0]).shape());
                 self.derive(id, |l| l.reshape(&shape).layout);
             }
+            // The result has the layout of the indices; the operand, which goes through shared memory, has its own.
+            Op::Gather { .. } => {
+                let assignment = self.assignment(data.operands[1]).cloned().or_else(|| self.fallback(data.results[0]));
+                self.set(data.results[0], assignment);
+            }
             Op::Join => self.derive(id, |l| l.join().layout),
             Op::Split => {
                 if let Some(assignment) = self.assignment(data.operands[0]).cloned() {

@@ -303,6 +303,15 @@ impl Rewrite<'_, '_> {
                     None => self.unchanged(id),
                 }
             }
+            Op::Gather { .. } => {
+                let layout = self.assignments.layout_or_default(data.results[0]);
+                let layout = self.intern(&layout);
+                let source = self.get_assigned(data.operands[0]);
+                let index = self.get(data.operands[1], layout);
+                let ty = self.old.ty(data.results[0]).with_layout(Some(layout));
+                let new = self.emit(data.op.clone(), vec![source, index], vec![ty], Vec::new());
+                self.define_results(id, new);
+            }
             Op::Split => {
                 let half = self.assignments.layout_or_default(data.results[0]);
                 let joined = half.join().layout;
