@@ -103,7 +103,7 @@ pub fn pointers_and_mask(func: &Func, data: &OpData) -> Option<(Value, Option<Va
     let mask = match &data.op {
         Op::Load { .. } => data.operands.get(1),
         Op::Store { .. } | Op::AtomicRmw { .. } => data.operands.get(2),
-        Op::AtomicCas => None,
+        Op::AtomicCas { .. } => data.operands.get(3),
         _ => return None,
     };
     func.ty(data.operands[0]).is_tensor().then(|| (data.operands[0], mask.copied()))

@@ -79,7 +79,7 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
         | Op::Load { .. }
         | Op::Store { .. }
         | Op::AtomicRmw { .. }
-        | Op::AtomicCas
+        | Op::AtomicCas { .. }
         | Op::LocalLoad
         | Op::LocalStore
         | Op::DevicePrint { .. } => Some(Pipe::LoadStore),

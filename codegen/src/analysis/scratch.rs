@@ -27,7 +27,7 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
             }
             None => 0,
         },
-        Op::AtomicRmw { .. } | Op::AtomicCas => {
+        Op::AtomicRmw { .. } | Op::AtomicCas { .. } => {
             let used = !func.uses(data.results[0]).is_empty();
             let bytes = func.ty(data.results[0]).elem().map_or(8, Elem::bits) / 8;
             match layout(data.results[0]) {

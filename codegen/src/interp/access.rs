@@ -3,7 +3,7 @@
 use super::arith;
 use super::memory::Memory;
 use super::value::{Tile, Val, View, indices};
-use crate::ir::{AtomicOp, DType, Elem, Padding};
+use crate::ir::{AtomicOp, DType, Elem, MemScope, MemSem, Padding};
 use crate::num;
 
 /// The view from the operands of `make_view`.
@@ -122,31 +122,45 @@ pub(super) fn store(memory: &mut Memory, pointers: &Tile, value: &Tile, mask: Op
     Ok(())
 }
 
+/// What an atomic orders between programs: nothing at the scope of one program.
+pub(super) fn order(sem: MemSem, scope: Option<MemScope>) -> MemSem {
+    if scope == Some(MemScope::Cta) { MemSem::Relaxed } else { sem }
+}
+
 pub(super) fn atomic_rmw(
     memory: &mut Memory,
     op: AtomicOp,
     pointers: &Tile,
     value: &Tile,
     mask: Option<&Tile>,
+    order: MemSem,
 ) -> Result<Tile, String> {
     let elem = pointee(pointers);
     let mut bits = vec![0; value.bits.len()];
     for (i, &address) in pointers.bits.iter().enumerate() {
         if enabled(mask, i) {
             bits[i] = memory.update(address, elem.bytes(), |old| arith::atomic(op, elem, old, value.bits[i]))?;
+            memory.synchronize(address, order);
         }
     }
     Ok(Tile { bits, ..value.clone() })
 }
 
-/// Compares bits, not numbers: −0 differs from +0, and a NaN equals itself.
-pub(super) fn atomic_cas(memory: &mut Memory, pointers: &Tile, expected: &Tile, new: &Tile) -> Result<Tile, String> {
+/// Operands: pointers, expected, new. Compares bits, not numbers: −0 differs from +0, and a NaN equals itself.
+pub(super) fn atomic_cas(
+    memory: &mut Memory,
+    [pointers, expected, new]: [&Tile; 3],
+    mask: Option<&Tile>,
+    order: MemSem,
+) -> Result<Tile, String> {
     let elem = pointee(pointers);
-    let mut bits = Vec::with_capacity(new.bits.len());
+    let mut bits = vec![0; new.bits.len()];
     for (i, &address) in pointers.bits.iter().enumerate() {
-        let swap = |old| if old == expected.bits[i] { new.bits[i] } else { old };
-        bits.push(memory.update(address, elem.bytes(), swap)?);
-        memory.acquire_release(address);
+        if enabled(mask, i) {
+            let swap = |old| if old == expected.bits[i] { new.bits[i] } else { old };
+            bits[i] = memory.update(address, elem.bytes(), swap)?;
+            memory.synchronize(address, order);
+        }
     }
     Ok(Tile { bits, ..new.clone() })
 }

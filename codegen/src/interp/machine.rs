@@ -8,7 +8,7 @@ use super::memory::Memory;
 use super::shared::SharedMemory;
 use super::value::{Tile, Val};
 use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
-use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Padding, Precision, Type, Value};
+use crate::ir::{BlockId, DType, Elem, Func, MemSem, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -241,7 +241,7 @@ impl Machine<'_> {
         let func = self.func;
         let data = func.op(id);
         let atomic = match data.op {
-            Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. } => true,
+            Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::AtomicView { .. } => true,
             Op::Load { .. }
             | Op::Store { .. }
             | Op::LoadView { .. }
@@ -429,8 +429,14 @@ impl<'a> Machine<'a> {
             Op::PtrAdd => one(access::ptr_add(tile(0), tile(1))),
             Op::Load { eviction: _ } => one(access::load(self.memory, tile(0), optional(1), optional(2))?),
             Op::Store { eviction: _ } => none(access::store(self.memory, tile(0), tile(1), optional(2))?),
-            Op::AtomicRmw { op } => one(access::atomic_rmw(self.memory, *op, tile(0), tile(1), optional(2))?),
-            Op::AtomicCas => one(access::atomic_cas(self.memory, tile(0), tile(1), tile(2))?),
+            Op::AtomicRmw { op, sem, scope } => {
+                let order = access::order(sem.unwrap_or(MemSem::Relaxed), *scope);
+                one(access::atomic_rmw(self.memory, *op, tile(0), tile(1), optional(2), order)?)
+            }
+            Op::AtomicCas { sem, scope } => {
+                let order = access::order(sem.unwrap_or(MemSem::AcqRel), *scope);
+                one(access::atomic_cas(self.memory, [tile(0), tile(1), tile(2)], optional(3), order)?)
+            }
 
             Op::Dot { precision } => one(dot_and_reduce::dot(tile(0), tile(1), tile(2), *precision)),
             Op::Reduce { axis } => self.reduce(id, &operands, *axis),

@@ -149,9 +149,9 @@ impl Memory {
         self.races.record_access(buffer, size, offset..offset + len, kind)
     }
 
-    /// Acquire-release of the running program at an address.
-    pub(super) fn acquire_release(&mut self, address: u64) {
-        self.races.acquire_release(address);
+    /// Acquires and releases of the running program at an address.
+    pub(super) fn synchronize(&mut self, address: u64, order: crate::ir::MemSem) {
+        self.races.synchronize(address, order);
     }
 
     /// Starts a launch of `programs` programs.

@@ -4,9 +4,9 @@
 //!
 //! - The programs of a grid are interleaved: they switch at accesses to global memory, in an order derived from a seed
 //!   ([`Order`]). Ops are not interrupted; atomics are atomic. The memory model is that of the simulated GPU: atomics
-//!   on one address are totally ordered and relaxed; only `atomic_cas` acquires and releases. A load of another
-//!   program's store must be ordered after it by an `atomic_cas`; otherwise it is a data race, which is an error. A
-//!   program that waits for another one lets it run. If all programs only wait, that is an error: livelock.
+//!   on one address are totally ordered, and acquire and release as their `sem` says, unless their scope is one
+//!   program. A load of another program's store must be ordered after it by a release and an acquire; otherwise it is
+//!   a data race, which is an error. A program that waits for another one lets it run. If all programs only wait, that is an error: livelock.
 //! - Every op rounds its result to the element type, with one rounding (formats: [`crate::num`]). NaNs have one bit
 //!   pattern per type.
 //! - A `reduce` combines the upper half of the axis with the lower half until one element is left; a `scan` proceeds

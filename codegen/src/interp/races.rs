@@ -119,8 +119,8 @@ impl RaceDetector {
         self.clocks[self.program as usize].get(self.program as usize).map_or(1, |&time| time.max(1))
     }
 
-    pub fn acquire_release(&mut self, address: u64) {
-        if self.clocks.is_empty() {
+    pub fn synchronize(&mut self, address: u64, order: crate::ir::MemSem) {
+        if self.clocks.is_empty() || order == crate::ir::MemSem::Relaxed {
             return;
         }
         let (own, time) = (self.program as usize, self.time());
@@ -131,8 +131,12 @@ impl RaceDetector {
         released.resize(len, 0);
         clock[own] = time;
         for (a, b) in clock.iter_mut().zip(released) {
-            *a = (*a).max(*b);
-            *b = *a;
+            if order.acquires() {
+                *a = (*a).max(*b);
+            }
+            if order.releases() {
+                *b = (*b).max(*a);
+            }
         }
         clock[own] += 1;
     }
@@ -162,7 +166,7 @@ impl RaceDetector {
                 };
                 return Err(format!(
                     "data race: program {} {does} byte {i} of buffer {buffer}, which program {} {did}: \
-                     nothing orders the two (only `atomic_cas` does)",
+                     nothing orders the two (relaxed atomics do not: give them `sem = acq_rel`)",
                     self.program, other.program
                 ));
             }
@@ -193,7 +197,7 @@ mod tests {
             match step {
                 Step::Access(kind) => detector.record_access(0, 1, 0..1, kind).err().map(|message| (i, message)),
                 Step::Synchronize(address) => {
-                    detector.acquire_release(address);
+                    detector.synchronize(address, crate::ir::MemSem::AcqRel);
                     None
                 }
             }

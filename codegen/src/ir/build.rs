@@ -166,12 +166,12 @@ impl<'f> Builder<'f> {
     pub fn atomic_rmw(&mut self, op: AtomicOp, ptr: Value, value: Value, mask: Option<Value>) -> Value {
         let ty = self.ty(value);
         let operands: Vec<Value> = [Some(ptr), Some(value), mask].into_iter().flatten().collect();
-        self.one(Op::AtomicRmw { op }, &operands, ty)
+        self.one(Op::AtomicRmw { op, sem: None, scope: None }, &operands, ty)
     }
 
     pub fn atomic_cas(&mut self, ptr: Value, expected: Value, new: Value) -> Value {
         let ty = self.ty(new);
-        self.one(Op::AtomicCas, &[ptr, expected, new], ty)
+        self.one(Op::AtomicCas { sem: None, scope: None }, &[ptr, expected, new], ty)
     }
 
     // Shape.

@@ -16,6 +16,8 @@ pub mod types;
 pub use attr::{Attr, Literal};
 pub use build::Builder;
 pub use func::{Arg, BlockData, BlockId, Def, Func, Loc, OpData, OpId, Use, Value};
-pub use ops::{AtomicOp, BinaryOp, CmpOp, Effects, Eviction, Op, OpInfo, Padding, Precision, Stage, UnaryOp};
+pub use ops::{
+    AtomicOp, BinaryOp, CmpOp, Effects, Eviction, MemScope, MemSem, Op, OpInfo, Padding, Precision, Stage, UnaryOp,
+};
 pub use place::{Partition, Placement};
 pub use types::{DType, Elem, LayoutId, Type};

@@ -152,6 +152,41 @@ attr_enum! {
     }
 }
 
+attr_enum! {
+    /// Memory order of an atomic.
+    MemSem {
+        /// Orders nothing but the atomic's own element.
+        Relaxed = "relaxed",
+        /// Later accesses of the program see what was released at this element.
+        Acquire = "acquire",
+        /// Publishes the earlier writes of the program at this element.
+        Release = "release",
+        AcqRel = "acq_rel",
+    }
+}
+
+impl MemSem {
+    pub fn acquires(self) -> bool {
+        matches!(self, MemSem::Acquire | MemSem::AcqRel)
+    }
+
+    pub fn releases(self) -> bool {
+        matches!(self, MemSem::Release | MemSem::AcqRel)
+    }
+}
+
+attr_enum! {
+    /// The threads for which an atomic is atomic and ordered.
+    MemScope {
+        /// Those of this program.
+        Cta = "cta",
+        /// Those of this device.
+        Gpu = "gpu",
+        /// Those of all devices and of the host.
+        Sys = "sys",
+    }
+}
+
 macro_rules! op_table {
     ($(
         $(#[doc = $doc:literal])*
@@ -320,11 +355,12 @@ op_table! {
     Load { eviction: Eviction } = "load" (1..3) -> 1, Read, Tile;
     /// Writes through pointers. Operands: pointer(s), value(s), optionally a bool mask.
     Store { eviction: Eviction } = "store" (2..3) -> 0, Write, Tile;
-    /// Atomic read-modify-write per element (relaxed, device scope). Returns the old value (zero where masked off).
-    /// Operands: pointer(s), value(s), optionally a bool mask.
-    AtomicRmw { op: AtomicOp } = "atomic_rmw" (2..3) -> 1, Write, Tile;
-    /// Compare and swap (acquire-release, device scope). Returns the old value. Operands: pointer(s), expected, new.
-    AtomicCas = "atomic_cas" (3..3) -> 1, Write, Tile;
+    /// Atomic read-modify-write per element. Returns the old value (zero where masked off). Operands: pointer(s),
+    /// value(s), optionally a bool mask. By default relaxed, device scope.
+    AtomicRmw { op: AtomicOp, sem: Option<MemSem>, scope: Option<MemScope> } = "atomic_rmw" (2..3) -> 1, Write, Tile;
+    /// Compare and swap. Returns the old value (zero where masked off). Operands: pointer(s), expected, new, optionally
+    /// a bool mask. By default acquire-release, device scope.
+    AtomicCas { sem: Option<MemSem>, scope: Option<MemScope> } = "atomic_cas" (3..4) -> 1, Write, Tile;
 
     // Shape.
 

@@ -7,8 +7,8 @@ use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile, describe};
 use super::index::{IndexList, Unset, check_shape};
 use super::operand::{FloatLit, IntLit, Operand, Raw, broadcast, constant};
 use super::record::{emit, error_here, fail, shape};
-use crate::ir::{AtomicOp, DType, Value};
-pub use crate::ir::{Eviction, Padding};
+use crate::ir::{AtomicOp, DType, Op, Value};
+pub use crate::ir::{Eviction, MemScope, MemSem, Padding};
 
 /// A block of the tensor that starts at `base`. All lists have one entry per dimension; shape, strides and offsets are
 /// in elements. `order` lists the dimensions from the fastest-varying in memory to the slowest (by default the last one
@@ -112,7 +112,7 @@ impl<T: Dtype> BlockPtr<T> {
     pub fn atomic_add(self, offsets: impl IndexList, value: impl Operand<T>) {
         let at = advance(self, offsets);
         let all: Vec<usize> = (0..shape(at.v).len()).collect();
-        atomic_add(at, value, Unset, &all);
+        atomic_add(at, value, Unset, &all, MemSem::Relaxed, MemScope::Gpu);
     }
 }
 
@@ -395,23 +395,21 @@ fn atomic<P: Pointer>(
     value: impl Operand<P::Elem>,
     mask: impl Mask,
     boundary_check: &[usize],
+    (sem, scope): (MemSem, MemScope),
 ) -> P::Old {
     let what = format!("atomic_{}", op.name());
     let (v, writable) = pointer.address();
     check_writable(writable, &what);
     let dtype = P::Elem::dtype();
     let legal = match op {
-        AtomicOp::Add | AtomicOp::Min | AtomicOp::Max => {
-            dtype.bits() >= 32 || matches!(dtype, DType::F16 | DType::BF16)
-        }
-        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => dtype.is_int() && dtype.bits() >= 32,
-        AtomicOp::Xchg => dtype.bits() >= 32,
+        AtomicOp::Add | AtomicOp::Min | AtomicOp::Max | AtomicOp::Xchg => dtype.bits() >= 16,
+        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => dtype.is_int() && dtype.bits() >= 16,
     };
     if !legal {
         fail(
             error_here(format!("`{what}` is not supported for {dtype}"))
                 .label(format!("the memory holds {dtype}"))
-                .help("use memory of i32, i64, u32, u64, f32 or f64 (`atomic_add`, `atomic_min` and `atomic_max` also f16 and bf16)"),
+                .help("use memory of 16, 32 or 64 bits per element; `and`, `or` and `xor` need integers"),
         );
     }
     let mask = mask.mask();
@@ -420,12 +418,24 @@ fn atomic<P: Pointer>(
     if P::BLOCK {
         reject_on_block_ptr(mask.is_some(), "mask");
         check_boundary(v, boundary_check);
+        if (sem, scope) != (MemSem::Relaxed, MemScope::Gpu) {
+            fail(
+                error_here(format!("`{what}` of a block pointer is relaxed, at the scope of the device"))
+                    .label("`sem` and `scope` apply to plain pointers")
+                    .help("compute the addresses as `ptr + offsets`"),
+            );
+        }
         emit(|b| b.atomic_view(op, v, value, boundary_check));
         return P::old(None);
     }
     reject_boundary_check(boundary_check);
     let mask = mask.map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
-    P::old(Some(emit(|b| b.atomic_rmw(op, v, value, mask))))
+    P::old(Some(emit(|b| {
+        let (sem, scope) = (given(sem, MemSem::Relaxed), given(scope, MemScope::Gpu));
+        let operands: Vec<Value> = [Some(v), Some(value), mask].into_iter().flatten().collect();
+        let ty = b.func.ty(value).clone();
+        b.one(Op::AtomicRmw { op, sem, scope }, &operands, ty)
+    })))
 }
 
 macro_rules! atomics {
@@ -437,33 +447,47 @@ macro_rules! atomics {
             value: impl Operand<P::Elem>,
             mask: impl Mask,
             boundary_check: &[usize],
+            sem: MemSem,
+            scope: MemScope,
         ) -> P::Old {
-            atomic(AtomicOp::$op, pointer, value, mask, boundary_check)
+            atomic(AtomicOp::$op, pointer, value, mask, boundary_check, (sem, scope))
         }
     )* };
 }
 atomics! {
-    /// `*p += value`, each element atomic (relaxed, device scope). Returns the old value for plain pointers.
-    /// For numbers of at least 32 bits, f16 and bf16.
+    /// `*p += value`, each element atomic. Returns the old value for plain pointers. For numbers of at least 16 bits.
+    /// `sem` orders the program's other accesses (by default, relaxed: not), `scope` says for whom.
     atomic_add, Add;
     /// `*p = min(*p, value)`, atomic, for the same types; see [`atomic_add`].
     atomic_min, Min;
     /// `*p = max(*p, value)`, atomic, for the same types; see [`atomic_add`].
     atomic_max, Max;
-    /// `*p &= value`, atomic, for integers of at least 32 bits; see [`atomic_add`].
+    /// `*p &= value`, atomic, for integers of at least 16 bits; see [`atomic_add`].
     atomic_and, And;
-    /// `*p |= value`, atomic, for integers of at least 32 bits; see [`atomic_add`].
+    /// `*p |= value`, atomic, for integers of at least 16 bits; see [`atomic_add`].
     atomic_or, Or;
-    /// `*p ^= value`, atomic, for integers of at least 32 bits; see [`atomic_add`].
+    /// `*p ^= value`, atomic, for integers of at least 16 bits; see [`atomic_add`].
     atomic_xor, Xor;
-    /// `*p = value`, atomic, for numbers of at least 32 bits; see [`atomic_add`].
+    /// `*p = value`, atomic, for the same types; see [`atomic_add`].
     atomic_xchg, Xchg;
 }
 
-/// `if *p == expected { *p = new }`, atomic (acquire-release, device scope), for integers of 32 or 64 bits and plain
-/// pointers. Returns the old value.
+/// An attribute, unless it is the default.
+fn given<T: PartialEq>(x: T, default: T) -> Option<T> {
+    (x != default).then_some(x)
+}
+
+/// `if *p == expected { *p = new }`, atomic, for integers of at least 16 bits and plain pointers. Returns the old value.
+/// By default acquire-release, device scope.
 #[track_caller]
-pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: impl Operand<P::Elem>) -> P::Old {
+pub fn atomic_cas<P: Pointer>(
+    pointer: P,
+    expected: impl Operand<P::Elem>,
+    new: impl Operand<P::Elem>,
+    mask: impl Mask,
+    sem: MemSem,
+    scope: MemScope,
+) -> P::Old {
     let (v, writable) = pointer.address();
     check_writable(writable, "atomic_cas");
     let dtype = P::Elem::dtype();
@@ -474,16 +498,22 @@ pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: 
                 .help("compute the addresses as `ptr + offsets`"),
         );
     }
-    if !dtype.is_int() || dtype.bits() < 32 {
+    if !dtype.is_int() || dtype.bits() < 16 {
         fail(
-            error_here(format!("`atomic_cas` needs integers of 32 or 64 bits, found {dtype}"))
+            error_here(format!("`atomic_cas` needs integers of 16, 32 or 64 bits, found {dtype}"))
                 .label("unsupported element type"),
         );
     }
     let to = shape(v);
     let expected = value_to_store(expected.raw(), &to, dtype, v);
     let new = value_to_store(new.raw(), &to, dtype, v);
-    P::old(Some(emit(|b| b.atomic_cas(v, expected, new))))
+    let mask = mask.mask().map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
+    P::old(Some(emit(|b| {
+        let (sem, scope) = (given(sem, MemSem::AcqRel), given(scope, MemScope::Gpu));
+        let operands: Vec<Value> = [Some(v), Some(expected), Some(new), mask].into_iter().flatten().collect();
+        let ty = b.func.ty(new).clone();
+        b.one(Op::AtomicCas { sem, scope }, &operands, ty)
+    })))
 }
 
 impl<T: Dtype> Ptr<T> {

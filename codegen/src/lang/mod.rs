@@ -53,8 +53,9 @@ pub use math::{
     sqrt, sqrt_rn, swizzle2d, tanh, where_,
 };
 pub use memory::{
-    Eviction, Padding, advance, atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg,
-    atomic_xor, load, load_tensor_descriptor, make_block_ptr, make_tensor_descriptor, store, store_tensor_descriptor,
+    Eviction, MemScope, MemSem, Padding, advance, atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min,
+    atomic_or, atomic_xchg, atomic_xor, load, load_tensor_descriptor, make_block_ptr, make_tensor_descriptor, store,
+    store_tensor_descriptor,
 };
 pub use operand::{FloatLit, HostNum, IntLit, Operand};
 pub use random::{philox, rand, rand4x, randint, randint4x, randn, randn4x};

@@ -114,7 +114,10 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSe
 /// Whether an op writes global memory alone. A `wgmma` in flight does not read it, and no buffer that the `wgmma` reads
 /// shares memory with the scratch memory of such an op.
 fn only_writes_global_memory(op: &Op) -> bool {
-    matches!(op, Op::Store { .. } | Op::StoreView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. })
+    matches!(
+        op,
+        Op::Store { .. } | Op::StoreView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::AtomicView { .. }
+    )
 }
 
 /// Removes the arrivals that release buffers after a `wgmma`, so that they do not force an early wait. The caller

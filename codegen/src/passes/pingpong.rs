@@ -56,9 +56,11 @@ fn may_synchronize(func: &Func, region: BlockId, op: OpId) -> bool {
         let writes = match data.op {
             Op::LocalAlloc => !data.operands.is_empty(),
             Op::LocalStore | Op::BlockBarrier { .. } => true,
-            Op::Store { .. } | Op::StoreView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. } => {
-                true
-            }
+            Op::Store { .. }
+            | Op::StoreView { .. }
+            | Op::AtomicRmw { .. }
+            | Op::AtomicCas { .. }
+            | Op::AtomicView { .. } => true,
             _ => false,
         };
         writes || scratch::bytes(func, id) > 0 || data.operands.iter().any(|&v| is_written_in_loop(func, region, v))

@@ -278,8 +278,20 @@ impl Block<'_> {
             }
             let p = self.bits(t, operand(args, 0)?)?;
             let v = self.bits(t, operand(args, 1)?)?;
-            let add = |old| Ok(Some(super::machine::atomic("fadd", &float, old, v)?));
-            let old = self.atomic_global(t, global, p, &float, add)?;
+            // `atom.global.SCOPE.ORDER.NAME.TYPE`, without scope and order where they are LLVM's default.
+            let mut parts = op.split('.').rev();
+            let kind = parts.next().unwrap_or_default();
+            let name = parts.find(|part| *part != "noftz").unwrap_or_default();
+            let (function, ty) = match (name, kind.as_bytes().first()) {
+                ("add", Some(b'f')) => ("fadd", &float),
+                ("exch", _) => ("xchg", ty),
+                ("min", Some(b'u')) => ("umin", ty),
+                ("max", Some(b'u')) => ("umax", ty),
+                (name, _) => (name, ty),
+            };
+            let change = |old| Ok(Some(super::machine::atomic(function, ty, old, v)?));
+            let old = self.atomic_global(t, global, p, ty, change)?;
+            global.synchronize(p, self.number, super::parse::memory_order(op));
             return Ok(Some(Value::Bits(old)));
         }
         if op.starts_with("red.global") {

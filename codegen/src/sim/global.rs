@@ -2,8 +2,8 @@
 //!
 //! Two accesses of one byte conflict if at least one is a write and not both are atomic. Conflicting accesses are a
 //! data race unless one happens before the other: within a program by its barriers (see [`super::clock`]), between
-//! programs only by `atomic_cas`, which releases what its program has done and acquires what other programs have
-//! released at this address. Other atomics are relaxed and order nothing. Bulk reductions complete at the end of the
+//! programs only by an atomic that releases what its program has done, and one that acquires what other programs have
+//! released at this address. Relaxed atomics order nothing. Bulk reductions complete at the end of the
 //! kernel: until then, every non-atomic access of their bytes is a race.
 //!
 //! Of the reads since the last write of a byte, the latest of two programs are kept, each with its last thread. This
@@ -11,6 +11,7 @@
 //! latest read.
 
 use super::clock::{Clocks, VectorClock, join};
+use crate::ir::MemSem;
 use std::collections::HashMap;
 
 /// Buffers at synthetic addresses, far enough apart that no access runs from one buffer into the next.
@@ -158,8 +159,11 @@ impl Global {
         }
     }
 
-    /// Releases what a program has done at an address, and acquires what other programs have released there.
-    pub(super) fn synchronize(&mut self, address: u64, program: u32) {
+    /// Releases what a program has done at an address, or acquires what other programs have released there, or both.
+    pub(super) fn synchronize(&mut self, address: u64, program: u32, order: MemSem) {
+        if order == MemSem::Relaxed {
+            return;
+        }
         let own = program as usize;
         let time = self.time(program);
         let known = &mut self.programs[own];
@@ -168,8 +172,12 @@ impl Global {
         }
         known[own] = time;
         let there = self.released.entry(address).or_default();
-        join(known, there);
-        join(there, known);
+        if order.acquires() {
+            join(known, there);
+        }
+        if order.releases() {
+            join(there, known);
+        }
         known[own] += 1;
     }
 
@@ -250,7 +258,7 @@ fn race(buffer: &str, byte: usize, now: &Access, does: &str, before: &Access, di
     };
     let remedy = match before.program == now.program {
         true => "there is no barrier in between",
-        false => "nothing orders the two (only `atomic_cas` does)",
+        false => "nothing orders the two (relaxed atomics do not: give them `sem = acq_rel`)",
     };
     format!("data race: {does} byte {byte} of {buffer}, which {other} {did}: {remedy}")
 }

@@ -5,9 +5,9 @@
 //! - All programs may run concurrently, in any order, and switch at every access of global memory. A seed chooses one
 //!   interleaving; [`run_in_order`] starts each program when the previous one has ended.
 //! - Atomics on one address are totally ordered across all programs (device scope). An atomic that returns the old
-//!   value sees the result of the previous atomic. Atomics are relaxed: observing another program's atomic says nothing
-//!   about its other writes. Only `atomic_cas` releases and acquires: what a program did before its `atomic_cas` is
-//!   visible to every program that executes one on the same address later.
+//!   value sees the result of the previous atomic. Observing another program's relaxed atomic says nothing about its
+//!   other writes: what a program did before an atomic that releases is visible to every program that executes one that
+//!   acquires on the same address later. Those with the scope of one block order nothing between programs.
 //! - A load sees another program's plain stores only if they happen before it in this sense. All other conflicting
 //!   accesses are data races: errors that name both sides ([`super::global`]).
 //! - Bulk reductions complete at the end of the kernel, whatever its threads have waited for.

@@ -116,7 +116,33 @@ fn relaxed_atomics_do_not_synchronize() {
         flag_handshake("%pid", "atomic_rmw %flag, %zero {op = add} : i32", "atomic_rmw %flag, %one {op = add} : i32");
     for on in EXECUTORS {
         let error = launch(&relaxed, 3, [1, 1], on).expect_err("the flag is not released");
-        assert!(error.contains("data race") && error.contains("only `atomic_cas` does"), "{on:?}: {error}");
+        assert!(error.contains("data race") && error.contains("relaxed atomics do not"), "{on:?}: {error}");
+    }
+}
+
+#[test]
+fn an_acquire_sees_what_was_released() {
+    let handshake = |wait: &str, signal: &str| {
+        let (wait, signal) =
+            (format!("atomic_rmw %flag, %zero {wait} : i32"), format!("atomic_rmw %flag, %one {signal} : i32"));
+        flag_handshake("%pid", &wait, &signal)
+    };
+    let acquire = "{op = add, sem = acquire}";
+    let release = "{op = add, sem = release, scope = sys}";
+    let fine = handshake(acquire, release);
+    let alone = [
+        handshake(acquire, "{op = add}"),
+        handshake("{op = add}", release),
+        handshake(release, acquire),
+        handshake("{op = add, sem = acquire, scope = cta}", release),
+    ];
+    for on in EXECUTORS {
+        let found = launch(&fine, 4, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
+        assert_eq!(found[0], [4], "{on:?}");
+        for body in &alone {
+            let error = launch(body, 3, [1, 1], on).expect_err("one side orders nothing");
+            assert!(error.contains("data race"), "{on:?}: {error}");
+        }
     }
 }
 

@@ -545,17 +545,17 @@ impl<'a> Block<'a> {
                 }
                 return Ok(());
             }
-            Inst::Atomic { op, p, ty, v } => {
+            Inst::Atomic { op, p, ty, v, order } => {
                 let (p, v) = (self.bits(t, p)?, self.bits(t, v)?);
-                Value::Bits(self.atomic_global(t, global, p, ty, |old| Ok(Some(atomic(op, ty, old, v)?)))?)
+                let old = self.atomic_global(t, global, p, ty, |old| Ok(Some(atomic(op, ty, old, v)?)))?;
+                global.synchronize(p, self.number, *order);
+                Value::Bits(old)
             }
-            Inst::CompareExchange { p, ty, expected, new, synchronizes } => {
+            Inst::CompareExchange { p, ty, expected, new, order } => {
                 let (p, expected, new) = (self.bits(t, p)?, self.bits(t, expected)?, self.bits(t, new)?);
                 let expected = expected & mask((ty.bytes() * 8) as u32);
                 let old = self.atomic_global(t, global, p, ty, |old| Ok((old == expected).then_some(new)))?;
-                if *synchronizes {
-                    global.synchronize(p, self.number);
-                }
+                global.synchronize(p, self.number, *order);
                 Value::aggregate(vec![Value::Bits(old), Value::Bits(u64::from(old == expected))])
             }
             Inst::Alloca => Value::Bits(0),

@@ -2,6 +2,7 @@
 
 use super::error::{SimError, UnsupportedCode, UnsupportedKind};
 use super::ptx::Program;
+use crate::ir::MemSem;
 use crate::lower::nvptx::{LOC_COMMENT, USER_ASM};
 use std::collections::HashMap;
 use std::fmt;
@@ -168,14 +169,14 @@ pub enum Inst {
         p: Operand,
         ty: Ty,
         v: Operand,
+        order: MemSem,
     },
-    /// Acquire-release if `synchronizes`, else relaxed.
     CompareExchange {
         p: Operand,
         ty: Ty,
         expected: Operand,
         new: Operand,
-        synchronizes: bool,
+        order: MemSem,
     },
     Alloca,
 }
@@ -620,7 +621,7 @@ impl<'a> FunctionParser<'a> {
                 let (_, p) = self.typed(c)?;
                 c.expect(",")?;
                 let (ty, v) = self.typed(c)?;
-                Inst::Atomic { op, p, ty, v }
+                Inst::Atomic { op, p, ty, v, order: memory_order(c.rest) }
             }
             "cmpxchg" => {
                 let (_, p) = self.typed(c)?;
@@ -628,8 +629,7 @@ impl<'a> FunctionParser<'a> {
                 let (ty, expected) = self.typed(c)?;
                 c.expect(",")?;
                 let (_, new) = self.typed(c)?;
-                let synchronizes = c.rest.contains("acq_rel") || c.rest.contains("seq_cst");
-                Inst::CompareExchange { p, ty, expected, new, synchronizes }
+                Inst::CompareExchange { p, ty, expected, new, order: memory_order(c.rest) }
             }
             "alloca" => Inst::Alloca,
             other => return Err(UnsupportedKind::Instruction(other.into())),
@@ -686,5 +686,22 @@ fn float_bits(x: f64, ty: &Ty) -> u64 {
     match ty {
         Ty::Float => u64::from((x as f32).to_bits()),
         _ => x.to_bits(),
+    }
+}
+
+/// What the rest of an atomic instruction (or of its PTX) orders between programs: nothing at the scope of one block.
+pub(super) fn memory_order(rest: &str) -> MemSem {
+    let rest = rest.split([';', ',']).next().unwrap_or_default();
+    let has = |word: &str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word);
+    if has("block") || has("cta") {
+        MemSem::Relaxed
+    } else if has("acq_rel") || has("seq_cst") {
+        MemSem::AcqRel
+    } else if has("release") {
+        MemSem::Release
+    } else if has("acquire") {
+        MemSem::Acquire
+    } else {
+        MemSem::Relaxed
     }
 }

@@ -1,7 +1,7 @@
 //! Elementary functions, and ops with side effects: atomics whose old values are used, prints, assertions, assumptions.
 
 use super::generate::{Gen, literal};
-use crate::ir::{AtomicOp, BinaryOp, Builder, CmpOp, DType, Op, Type, UnaryOp, Value};
+use crate::ir::{AtomicOp, BinaryOp, Builder, CmpOp, DType, MemScope, MemSem, Op, Type, UnaryOp, Value};
 
 impl Gen<'_> {
     /// An elementary function of multiples of 1/4, in f32, rounded down to multiples of 1/8. Implementations differ in
@@ -25,12 +25,11 @@ impl Gen<'_> {
         let value = self.value(b, &shape, dtype);
         use AtomicOp::*;
         let ops: &[AtomicOp] = match dtype {
-            DType::F16 | DType::BF16 => &[Add],
-            DType::F32 | DType::F64 => &[Add, Min, Max, Xchg],
-            d if d.bits() < 32 => &[],
+            d if d.bits() < 16 => &[],
+            d if d.is_float() => &[Add, Min, Max, Xchg],
             _ => &[Add, Min, Max, And, Or, Xor, Xchg],
         };
-        if dtype.is_int() && dtype.bits() >= 32 && self.rng.one_in(3) {
+        if dtype.is_int() && dtype.bits() >= 16 && self.rng.one_in(3) {
             let expected = self.value(b, &shape, dtype);
             return b.atomic_cas(pointers, expected, value);
         }
@@ -40,7 +39,11 @@ impl Gen<'_> {
         }
         let op = self.rng.pick(ops);
         let mask = self.rng.one_in(2).then(|| self.value(b, &shape, DType::Bool));
-        b.atomic_rmw(op, pointers, value, mask)
+        let sem = self.rng.one_in(2).then(|| self.rng.pick(MemSem::ALL));
+        let scope = self.rng.one_in(3).then(|| self.rng.pick(MemScope::ALL));
+        let operands: Vec<Value> = [Some(pointers), Some(value), mask].into_iter().flatten().collect();
+        let ty = b.func.ty(value).clone();
+        b.one(Op::AtomicRmw { op, sem, scope }, &operands, ty)
     }
 
     /// A print, an assertion or an assumption that holds. Adds no value.

@@ -81,13 +81,10 @@ pub(super) fn atomic_view(cx: &OpCx, op: AtomicOp, boundary: &[usize]) -> Check 
 
 /// Requires an element type that an atomic supports, by an instruction of the target or by a compare-and-swap loop.
 fn atomic(op: AtomicOp, elem: DType) -> Check {
-    let wide = elem.bits() >= 32;
+    let wide = elem.bits() >= 16;
     let (fine, supported) = match op {
-        AtomicOp::Add => {
-            (wide || matches!(elem, DType::F16 | DType::BF16), "32- and 64-bit integers, f16, bf16, f32 and f64")
-        }
-        AtomicOp::Min | AtomicOp::Max | AtomicOp::Xchg => (wide, "32- and 64-bit numbers"),
-        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => (wide && elem.is_int(), "32- and 64-bit integers"),
+        AtomicOp::Add | AtomicOp::Min | AtomicOp::Max | AtomicOp::Xchg => (wide, "numbers of 16, 32 and 64 bits"),
+        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => (wide && elem.is_int(), "integers of 16, 32 and 64 bits"),
     };
     require(fine, Rule::OperandTypes, || format!("atomic {} supports {supported}, found {elem}", op.name()))
 }
@@ -147,5 +144,6 @@ pub(super) fn atomic_cas(cx: &OpCx) -> Check {
     let value = cx.operand(0).with_elem(elem);
     cx.operand_is(1, "the expected value", &value)?;
     cx.operand_is(2, "the new value", &value)?;
+    mask(cx, 3)?;
     cx.result_is(0, &value)
 }

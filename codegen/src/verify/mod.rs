@@ -265,8 +265,8 @@ fn op_types(cx: &OpCx) -> Check {
         Op::PtrAdd => memory::ptr_add(cx),
         Op::Load { eviction: _ } => memory::load(cx),
         Op::Store { eviction: _ } => memory::store(cx),
-        Op::AtomicRmw { op } => memory::atomic_rmw(cx, *op),
-        Op::AtomicCas => memory::atomic_cas(cx),
+        Op::AtomicRmw { op, .. } => memory::atomic_rmw(cx, *op),
+        Op::AtomicCas { .. } => memory::atomic_cas(cx),
 
         Op::Dot { precision: _ } => dot_and_reduce::dot(cx),
         Op::Reduce { axis } => dot_and_reduce::reduce(cx, *axis),

@@ -50,7 +50,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::Load { .. }
         | Op::Store { .. }
         | Op::AtomicRmw { .. }
-        | Op::AtomicCas
+        | Op::AtomicCas { .. }
         | Op::Splat
         | Op::ExpandDims { .. }
         | Op::Broadcast

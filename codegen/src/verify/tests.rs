@@ -160,7 +160,7 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
     (
         Rule::OperandTypes,
         Stage::Tile,
-        "%0 = bitcast %p : ptr<f16>\n%1 = load %0 {eviction = normal} : f16\n%2 = atomic_cas %0, %1, %1 : f16",
+        "%0 = bitcast %p : ptr<i8>\n%1 = load %0 {eviction = normal} : i8\n%2 = atomic_cas %0, %1, %1 : i8",
     ),
     (
         Rule::OperandTypes,

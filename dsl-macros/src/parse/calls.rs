@@ -36,6 +36,16 @@ static EVICTION: EnumWords = EnumWords {
     enum_name: "Eviction",
     words: &[("normal", "Normal"), ("evict_normal", "Normal"), ("evict_first", "First"), ("evict_last", "Last")],
 };
+static SEM: EnumWords = EnumWords {
+    enum_name: "MemSem",
+    words: &[("relaxed", "Relaxed"), ("acquire", "Acquire"), ("release", "Release"), ("acq_rel", "AcqRel")],
+};
+/// As [`SEM`], with another default.
+static CAS_SEM: EnumWords = EnumWords {
+    enum_name: "MemSem",
+    words: &[("acq_rel", "AcqRel"), ("relaxed", "Relaxed"), ("acquire", "Acquire"), ("release", "Release")],
+};
+static SCOPE: EnumWords = EnumWords { enum_name: "MemScope", words: &[("gpu", "Gpu"), ("cta", "Cta"), ("sys", "Sys")] };
 pub static PRECISION: EnumWords =
     EnumWords { enum_name: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
 
@@ -103,14 +113,22 @@ functions! {
         padding: Word(&PADDING) = Word(&PADDING), eviction: Word(&EVICTION) = Word(&EVICTION));
     store(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
         eviction: Word(&EVICTION) = Word(&EVICTION));
-    atomic_add(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
-    atomic_max(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
-    atomic_min(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
-    atomic_and(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
-    atomic_or(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
-    atomic_xor(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
-    atomic_xchg(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims);
-    atomic_cas(pointer: Plain, expected: Operand, new: Operand);
+    atomic_add(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
+    atomic_max(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
+    atomic_min(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
+    atomic_and(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
+    atomic_or(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
+    atomic_xor(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
+    atomic_xchg(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
+        sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
+    atomic_cas(pointer: Plain, expected: Operand, new: Operand, mask: Plain = Unset, sem: Word(&CAS_SEM) = Word(&CAS_SEM),
+        scope: Word(&SCOPE) = Word(&SCOPE));
     arange(start: Operand, end: Operand);
     zeros(shape: Extents);
     ones(shape: Extents);

@@ -203,7 +203,7 @@ impl Builder<'_> {
                 Op::StoreView { boundary, .. } | Op::AtomicView { boundary, .. } => self.view(data, boundary),
                 Op::Load { .. } => self.pointers(data, data.operands.get(1)),
                 Op::Store { .. } | Op::AtomicRmw { .. } => self.pointers(data, data.operands.get(2)),
-                Op::AtomicCas => self.pointers(data, None),
+                Op::AtomicCas { .. } => self.pointers(data, data.operands.get(3)),
                 Op::For { .. } => {
                     self.require_loop_bounds(data);
                     let value = func.block(data.regions[0]).params[0];

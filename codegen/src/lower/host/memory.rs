@@ -6,7 +6,7 @@ use super::eval::ViewUse;
 use super::loop_nest::{DimMap, Evaluated, LoopNest, LoopNestSpec, TileRef, identity};
 use super::repr::{bits_type, from_bits, reg, reg_num, to_bits};
 use super::state::{Lowering, Result};
-use crate::ir::{AtomicOp, BinaryOp, DType, Literal, Op, OpId, Value};
+use crate::ir::{AtomicOp, BinaryOp, DType, Literal, MemSem, Op, OpId, Value};
 
 impl Lowering<'_> {
     pub fn store_view(&mut self, id: OpId, boundary: &[usize]) -> Result<()> {
@@ -127,7 +127,7 @@ impl Lowering<'_> {
             let LaneAddresses::Contiguous(pointer) = access.place else { unreachable!("one lane has one address") };
             nest.select(&mut l.w, nest.depth());
             l.if_mask(access.mask.as_deref(), |l| {
-                l.atomic_rmw(op, view.elem, &pointer, &value.name);
+                l.atomic_rmw(op, view.elem, &pointer, &value.name, "monotonic");
             });
             Ok(())
         })
@@ -145,9 +145,14 @@ impl Lowering<'_> {
         let reads: Vec<(Value, DimMap)> = operands.iter().map(|&v| (v, map.clone())).collect();
         self.materialize_operands(&reads, &shape)?;
         let tile = self.new_tile(&shape, self.elem(result));
-        let (op, masked) = match &self.func.op(id).op {
-            Op::AtomicRmw { op } => (Some(*op), operands.len() > 2),
-            _ => (None, false),
+        let (op, mask_at, sem) = match &self.func.op(id).op {
+            Op::AtomicRmw { op, sem, .. } => (Some(*op), 2, sem.unwrap_or(MemSem::Relaxed)),
+            Op::AtomicCas { sem, .. } => (None, 3, sem.unwrap_or(MemSem::AcqRel)),
+            other => panic!("internal compiler error: `{}` is not an atomic; please report this", other.mnemonic()),
+        };
+        let order = match sem {
+            MemSem::Relaxed => "monotonic",
+            other => other.name(),
         };
         let slot = self.alloca(reg_num(elem));
         let spec = LoopNestSpec::new(&shape, None, 1);
@@ -155,11 +160,11 @@ impl Lowering<'_> {
             let evs: Vec<Evaluated> = reads.iter().map(|(v, m)| l.eval(nest, *v, m)).collect();
             nest.select(&mut l.w, nest.depth());
             l.w.line(format!("store {} {}, ptr {slot}", reg_num(elem), literal_zero(elem)));
-            let mask = masked.then(|| evs[2].name.clone());
+            let mask = evs.get(mask_at).map(|mask| mask.name.clone());
             l.if_mask(mask.as_deref(), |l| {
                 let old = match op {
-                    Some(op) => l.atomic_rmw(op, elem, &evs[0].name, &evs[1].name),
-                    None => l.compare_and_swap(elem, &evs[0].name, &evs[1].name, &evs[2].name),
+                    Some(op) => l.atomic_rmw(op, elem, &evs[0].name, &evs[1].name, order),
+                    None => l.compare_and_swap(elem, [&evs[0].name, &evs[1].name, &evs[2].name], order),
                 };
                 l.w.line(format!("store {} {old}, ptr {slot}", reg_num(elem)));
             });
@@ -199,7 +204,7 @@ impl Lowering<'_> {
     }
 
     /// Emits one atomic read-modify-write. Returns the old value.
-    fn atomic_rmw(&mut self, op: AtomicOp, d: DType, pointer: &str, value: &str) -> String {
+    fn atomic_rmw(&mut self, op: AtomicOp, d: DType, pointer: &str, value: &str, order: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let integer = match (op, d.is_float()) {
             (AtomicOp::Xchg, _) => Some("xchg"),
@@ -213,7 +218,7 @@ impl Lowering<'_> {
         };
         if let Some(op) = integer {
             let new = to_bits(&mut self.w, d, 1, value);
-            let old = self.w.inst(format!("atomicrmw {op} ptr {pointer}, {bits} {new} monotonic, align {align}"));
+            let old = self.w.inst(format!("atomicrmw {op} ptr {pointer}, {bits} {new} {order}, align {align}"));
             return from_bits(&mut self.w, d, 1, &old);
         }
         let op = match op {
@@ -224,11 +229,11 @@ impl Lowering<'_> {
                 panic!("internal compiler error: bitwise atomic on {d}; please report this")
             }
         };
-        self.atomic_cas_loop(op, d, pointer, value)
+        self.atomic_cas_loop(op, d, pointer, value, order)
     }
 
     /// Updates a float: repeats compare-and-swap until it succeeds.
-    fn atomic_cas_loop(&mut self, op: BinaryOp, d: DType, pointer: &str, value: &str) -> String {
+    fn atomic_cas_loop(&mut self, op: BinaryOp, d: DType, pointer: &str, value: &str, order: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let slot = self.alloca(bits);
         let first = self.w.inst(format!("load atomic {bits}, ptr {pointer} monotonic, align {align}"));
@@ -242,7 +247,7 @@ impl Lowering<'_> {
         let new = to_bits(&mut self.w, d, 1, &sum);
         let pair = self
             .w
-            .inst(format!("cmpxchg weak ptr {pointer}, {bits} {old}, {bits} {new} monotonic monotonic, align {align}"));
+            .inst(format!("cmpxchg weak ptr {pointer}, {bits} {old}, {bits} {new} {order} monotonic, align {align}"));
         let seen = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 0"));
         let swapped = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 1"));
         self.w.line(format!("store {bits} {seen}, ptr {slot}"));
@@ -251,12 +256,14 @@ impl Lowering<'_> {
         x
     }
 
-    fn compare_and_swap(&mut self, d: DType, pointer: &str, expected: &str, new: &str) -> String {
+    fn compare_and_swap(&mut self, d: DType, [pointer, expected, new]: [&str; 3], order: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let (expected, new) = (to_bits(&mut self.w, d, 1, expected), to_bits(&mut self.w, d, 1, new));
+        // A swap that fails releases nothing.
+        let failure = if matches!(order, "acquire" | "acq_rel") { "acquire" } else { "monotonic" };
         let pair = self
             .w
-            .inst(format!("cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} acq_rel acquire, align {align}"));
+            .inst(format!("cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} {order} {failure}, align {align}"));
         let old = self.w.inst(format!("extractvalue {{ {bits}, i1 }} {pair}, 0"));
         from_bits(&mut self.w, d, 1, &old)
     }

@@ -187,7 +187,7 @@ impl Lowering<'_> {
             Op::StoreView { boundary, .. } => self.store_view(id, boundary)?,
             Op::AtomicView { op, boundary } => self.atomic_view(id, *op, boundary)?,
             Op::Store { .. } => self.store(id)?,
-            Op::AtomicRmw { .. } | Op::AtomicCas => self.atomic(id)?,
+            Op::AtomicRmw { .. } | Op::AtomicCas { .. } => self.atomic(id)?,
             Op::Dot { .. } => self.dot(id)?,
             Op::Reduce { axis } => self.reduce(id, *axis)?,
             Op::Scan { axis, reverse } => self.scan(id, *axis, *reverse)?,

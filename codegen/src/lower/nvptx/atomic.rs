@@ -4,11 +4,59 @@ use super::emit::Val;
 use super::memory::BlockAddress;
 use super::{Lowering, Result, llvm_type};
 use crate::analysis::access_layout::view_vector_width;
-use crate::ir::{AtomicOp, BinaryOp, DType, Elem, Op, OpId, Value};
+use crate::ir::{AtomicOp, BinaryOp, DType, Elem, MemScope, MemSem, Op, OpId, Value};
 use crate::layout::{Dim, LinearLayout};
 use crate::target::GpuArch;
 
+/// Memory order and scope of an atomic.
+#[derive(Clone, Copy)]
+struct Order {
+    sem: MemSem,
+    scope: MemScope,
+}
+
+impl Order {
+    /// Relaxed, device scope.
+    const RELAXED: Order = Order { sem: MemSem::Relaxed, scope: MemScope::Gpu };
+
+    fn of(sem: Option<MemSem>, default: MemSem, scope: Option<MemScope>) -> Order {
+        Order { sem: sem.unwrap_or(default), scope: scope.unwrap_or(MemScope::Gpu) }
+    }
+
+    fn is_default(self) -> bool {
+        (self.sem, self.scope) == (MemSem::Relaxed, MemScope::Gpu)
+    }
+
+    /// LLVM's scope and name of the order.
+    fn llvm(self) -> (&'static str, &'static str) {
+        let scope = match self.scope {
+            MemScope::Cta => " syncscope(\"block\")",
+            MemScope::Gpu => " syncscope(\"device\")",
+            MemScope::Sys => "",
+        };
+        (scope, if self.sem == MemSem::Relaxed { "monotonic" } else { self.sem.name() })
+    }
+
+    /// The order of a compare-and-swap that fails, which writes nothing.
+    fn failure(self) -> &'static str {
+        if self.sem.acquires() { "acquire" } else { "monotonic" }
+    }
+}
+
 impl Lowering<'_> {
+    /// The atomics of an op, with barriers around them: a release publishes what all threads of the program have
+    /// written, and all of them see what is acquired.
+    fn ordered<R>(&mut self, order: Order, atomics: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        if order.sem.releases() {
+            self.barrier();
+        }
+        let result = atomics(self)?;
+        if order.sem.acquires() {
+            self.barrier();
+        }
+        Ok(result)
+    }
+
     pub(super) fn atomic_view(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::AtomicView { op, boundary } = &data.op else { panic!("internal compiler error: not an atomic") };
@@ -31,7 +79,7 @@ impl Lowering<'_> {
             if vector > 1 {
                 self.reduce_vector(&address, &values[r..r + vector], predicate);
             } else {
-                self.atomic(*op, block.elem, &address, &values[r], predicate)?;
+                self.atomic(*op, block.elem, &address, &values[r], predicate, Order::RELAXED)?;
             }
         }
         Ok(())
@@ -66,54 +114,59 @@ impl Lowering<'_> {
 
     pub(super) fn atomic_rmw(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let Op::AtomicRmw { op } = data.op else { panic!("internal compiler error: not an atomic") };
+        let Op::AtomicRmw { op, sem, scope } = data.op else { panic!("internal compiler error: not an atomic") };
+        let order = Order::of(sem, MemSem::Relaxed, scope);
         let elem = self.dtype(data.operands[1]);
         let pointers = self.regs(data.operands[0]);
         let values = self.regs(data.operands[1]);
         let mask = data.operands.get(2).map(|&v| self.regs(v));
         let (owner, free) = self.owner_of(data.operands[0]);
-        let mut olds: Vec<Val> = Vec::new();
-        for r in 0..pointers.len() {
-            if r & free != 0 {
-                olds.push(olds[r & !free].clone());
-                continue;
+        let olds = self.ordered(order, |this| {
+            let mut olds: Vec<Val> = Vec::new();
+            for r in 0..pointers.len() {
+                if r & free != 0 {
+                    olds.push(olds[r & !free].clone());
+                    continue;
+                }
+                let predicate = this.and_predicates(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
+                olds.push(this.atomic(op, elem, &pointers[r], &values[r], predicate, order)?);
             }
-            let predicate = self.and_predicates(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
-            olds.push(self.atomic(op, elem, &pointers[r], &values[r], predicate)?);
-        }
+            Ok(olds)
+        })?;
         self.broadcast_old_values(data.results[0], olds)
     }
 
     pub(super) fn atomic_cas(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let elem = self.dtype(data.results[0]);
-        if elem.bits() < 32 {
-            return self.unsupported(
-                format!("atomic_cas on {elem} is not supported on the GPU"),
-                Some("use a 32-bit or 64-bit type"),
-            );
-        }
+        let Op::AtomicCas { sem, scope } = data.op else { panic!("internal compiler error: not an atomic") };
+        let order = Order::of(sem, MemSem::AcqRel, scope);
         let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
         let (owner, free) = self.owner_of(data.operands[0]);
         let ty = llvm_type(Elem::Num(elem));
         let int = format!("i{}", elem.bits());
-        let mut olds: Vec<Val> = Vec::new();
-        for r in 0..operands[0].len() {
-            if r & free != 0 {
-                olds.push(olds[r & !free].clone());
-                continue;
+        let ((scope, success), failure) = (order.llvm(), order.failure());
+        let olds = self.ordered(order, |this| {
+            let mut olds: Vec<Val> = Vec::new();
+            for r in 0..operands[0].len() {
+                if r & free != 0 {
+                    olds.push(olds[r & !free].clone());
+                    continue;
+                }
+                let bits = [1, 2].map(|i| this.pack_elements(&[operands[i][r].clone()], ty, &int));
+                let p = &operands[0][r];
+                let predicate = this.and_predicates(owner.clone(), operands.get(3).map(|mask| mask[r].clone()));
+                let old = this.guarded(predicate, &int, |this| {
+                    let pair = this.e.inst(format!(
+                        "cmpxchg ptr addrspace(1) {p}, {int} {}, {int} {}{scope} {success} {failure}",
+                        bits[0], bits[1]
+                    ));
+                    this.e.inst(format!("extractvalue {{ {int}, i1 }} {pair}, 0"))
+                });
+                olds.extend(this.unpack_elements(&old, &int, ty, 1));
             }
-            let bits = [1, 2].map(|i| self.pack_elements(&[operands[i][r].clone()], ty, &int));
-            let p = &operands[0][r];
-            let old = self.guarded(owner.clone(), &int, |this| {
-                let pair = this.e.inst(format!(
-                    "cmpxchg ptr addrspace(1) {p}, {int} {}, {int} {} syncscope(\"device\") acq_rel acquire",
-                    bits[0], bits[1]
-                ));
-                this.e.inst(format!("extractvalue {{ {int}, i1 }} {pair}, 0"))
-            });
-            olds.extend(self.unpack_elements(&old, &int, ty, 1));
-        }
+            Ok(olds)
+        })?;
         self.broadcast_old_values(data.results[0], olds)
     }
 
@@ -132,7 +185,15 @@ impl Lowering<'_> {
     }
 
     /// Emits `old = *p; *p = op(old, value)` for one element where the predicate holds. Returns `old`.
-    fn atomic(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Result<Val> {
+    fn atomic(
+        &mut self,
+        op: AtomicOp,
+        elem: DType,
+        p: &str,
+        value: &str,
+        predicate: Option<Val>,
+        order: Order,
+    ) -> Result<Val> {
         let ty = llvm_type(Elem::Num(elem));
         if elem == DType::Bool || matches!(elem, DType::F8E4M3 | DType::F8E5M2) {
             return self
@@ -159,17 +220,53 @@ impl Lowering<'_> {
         };
         if let (AtomicOp::Add, DType::F32 | DType::F64 | DType::F16) = (op, elem) {
             // Emits the instruction directly: LLVM would emit a compare-and-swap loop because of denormals.
-            return Ok(self.atomic_add_asm(elem, p, value, predicate));
+            return Ok(self.atomic_add_asm(elem, p, value, predicate, order));
+        }
+        if !order.is_default() {
+            // LLVM ignores order and scope of a read-modify-write, but not those of a compare-and-swap.
+            return Ok(match elem.bits() {
+                16 => self.guarded(predicate, ty, |this| this.atomic_loop(op, elem, p, value, order)),
+                _ if native.is_none() => {
+                    self.guarded(predicate, ty, |this| this.atomic_loop(op, elem, p, value, order))
+                }
+                _ => self.guarded(predicate, ty, |this| this.atomic_asm(op, elem, p, value, order)),
+            });
         }
         Ok(self.guarded(predicate, ty, |this| match native {
             Some(name) => this
                 .e
                 .inst(format!("atomicrmw {name} ptr addrspace(1) {p}, {ty} {value} syncscope(\"device\") monotonic")),
-            None => this.atomic_loop(op, elem, p, value),
+            None => this.atomic_loop(op, elem, p, value, order),
         }))
     }
 
-    fn atomic_add_asm(&mut self, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Val {
+    /// Emits `atom` with an order and a scope, for 32 and 64 bits.
+    fn atomic_asm(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str, order: Order) -> Val {
+        let (ty, bits) = (llvm_type(Elem::Num(elem)), elem.bits());
+        let int = format!("i{bits}");
+        let name = if op == AtomicOp::Xchg { "exch" } else { op.name() };
+        let kind = match op {
+            AtomicOp::And | AtomicOp::Or | AtomicOp::Xor | AtomicOp::Xchg => "b",
+            // Two's complement: the sum has no sign.
+            AtomicOp::Add => "u",
+            AtomicOp::Min | AtomicOp::Max => {
+                if elem.is_signed_int() {
+                    "s"
+                } else {
+                    "u"
+                }
+            }
+        };
+        let register = if bits == 64 { "l" } else { "r" };
+        let value = self.pack_elements(&[value.to_string()], ty, &int);
+        let (sem, scope) = (order.sem.name(), order.scope.name());
+        let old = self.e.inst(format!(
+            "call {int} asm sideeffect \"atom.global.{scope}.{sem}.{name}.{kind}{bits} $0, [$1], $2;\", \"={register},l,{register},~{{memory}}\"(ptr addrspace(1) {p}, {int} {value})"
+        ));
+        self.unpack_elements(&old, &int, ty, 1).remove(0)
+    }
+
+    fn atomic_add_asm(&mut self, elem: DType, p: &str, value: &str, predicate: Option<Val>, order: Order) -> Val {
         let (suffix, constraint, ty, zero) = match elem {
             DType::F64 => ("f64", "d", "double", "mov.f64 $0, 0d0000000000000000;"),
             DType::F16 => ("noftz.f16", "h", "i16", "mov.b16 $0, 0;"),
@@ -181,36 +278,43 @@ impl Lowering<'_> {
             Some(p) => (format!("{zero} @$3 "), "=&", ",b", format!(", i1 {p}")),
             None => (String::new(), "=", "", String::new()),
         };
+        let (sem, scope) = (order.sem.name(), order.scope.name());
         let old = self.e.inst(format!(
-            "call {ty} asm sideeffect \"{before}atom.global.gpu.relaxed.add.{suffix} $0, [$1], $2;\", \"{output}{constraint},l,{constraint}{more},~{{memory}}\"(ptr addrspace(1) {p}, {ty} {value}{arg})"
+            "call {ty} asm sideeffect \"{before}atom.global.{scope}.{sem}.add.{suffix} $0, [$1], $2;\", \"{output}{constraint},l,{constraint}{more},~{{memory}}\"(ptr addrspace(1) {p}, {ty} {value}{arg})"
         ));
         if elem == DType::F16 { self.e.inst(format!("bitcast i16 {old} to half")) } else { old }
     }
 
     /// Repeats compare-and-swap until it succeeds.
-    fn atomic_loop(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str) -> Val {
+    fn atomic_loop(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str, order: Order) -> Val {
         let ty = llvm_type(Elem::Num(elem));
         let int = format!("i{}", elem.bits());
+        let ((scope, success), failure) = (order.llvm(), order.failure());
         // Atomic, because other programs may access the same element.
-        let first = self.e.inst(format!(
-            "load atomic {ty}, ptr addrspace(1) {p} syncscope(\"device\") monotonic, align {}",
-            elem.bytes()
-        ));
+        let first =
+            self.e.inst(format!("load atomic {ty}, ptr addrspace(1) {p}{scope} monotonic, align {}", elem.bytes()));
         let from = self.e.label();
         let (head, done) = (self.e.new_label("cas"), self.e.new_label("swapped"));
         self.e.branch(&head);
         self.e.start_block(&head);
         let (old, phi) = self.e.open_phi(ty, &first, &from);
-        let binary = if op == AtomicOp::Min { BinaryOp::Min } else { BinaryOp::Max };
-        let new = self.binary(binary, elem, &old, value);
-        let old_bits = self.e.inst(format!("bitcast {ty} {old} to {int}"));
-        let new_bits = self.e.inst(format!("bitcast {ty} {new} to {int}"));
+        let binary = match op {
+            AtomicOp::Add => Some(BinaryOp::Add),
+            AtomicOp::Min => Some(BinaryOp::Min),
+            AtomicOp::Max => Some(BinaryOp::Max),
+            AtomicOp::And => Some(BinaryOp::And),
+            AtomicOp::Or => Some(BinaryOp::Or),
+            AtomicOp::Xor => Some(BinaryOp::Xor),
+            AtomicOp::Xchg => None,
+        };
+        let new = binary.map_or(value.to_string(), |binary| self.binary(binary, elem, &old, value));
+        let [old_bits, new_bits] = [&old, &new].map(|x| self.pack_elements(std::slice::from_ref(x), ty, &int));
         let pair = self.e.inst(format!(
-            "cmpxchg ptr addrspace(1) {p}, {int} {old_bits}, {int} {new_bits} syncscope(\"device\") monotonic monotonic"
+            "cmpxchg ptr addrspace(1) {p}, {int} {old_bits}, {int} {new_bits}{scope} {success} {failure}"
         ));
         let seen = self.e.inst(format!("extractvalue {{ {int}, i1 }} {pair}, 0"));
         let swapped = self.e.inst(format!("extractvalue {{ {int}, i1 }} {pair}, 1"));
-        let seen = self.e.inst(format!("bitcast {int} {seen} to {ty}"));
+        let seen = self.unpack_elements(&seen, &int, ty, 1).remove(0);
         let end = self.e.label();
         self.e.close_phi(phi, &seen, &end);
         self.e.branch_if(&swapped, &done, &head);

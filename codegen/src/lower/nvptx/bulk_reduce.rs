@@ -57,9 +57,9 @@ pub fn find(
     let ops = func.walk();
     // Other programs may use the result of these atomics as a release flag for everything before it; inline assembly
     // has unknown effects.
-    let has_release_flags = ops
-        .iter()
-        .any(|&id| matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas | Op::InlineAsm { pure: false, .. }));
+    let has_release_flags = ops.iter().any(|&id| {
+        matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::InlineAsm { pure: false, .. })
+    });
     if arch != GpuArch::Sm90a || has_release_flags {
         return HashMap::new();
     }

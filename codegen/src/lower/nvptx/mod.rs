@@ -411,7 +411,7 @@ impl<'f> Lowering<'f> {
             Op::Load { .. } => self.load(id)?,
             Op::Store { .. } => self.store(id)?,
             Op::AtomicRmw { .. } => self.atomic_rmw(id)?,
-            Op::AtomicCas => self.atomic_cas(id)?,
+            Op::AtomicCas { .. } => self.atomic_cas(id)?,
             Op::Reduce { .. } => self.reduce(id)?,
             Op::Scan { .. } => self.scan(id)?,
             Op::Gather { axis } => self.gather(id, *axis)?,

@@ -172,7 +172,7 @@ impl<'f> Assignments<'f> {
                     self.set(v, assignment);
                 }
             }
-            Op::LoadView { .. } | Op::Load { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
+            Op::LoadView { .. } | Op::Load { .. } | Op::AtomicRmw { .. } | Op::AtomicCas { .. } => {
                 if let Some(layout) = self.memory_layout(id) {
                     self.set_layout(data.results[0], layout, Priority::Memory);
                 }
@@ -453,7 +453,7 @@ impl Reached {
                     found.access = found.access.or(Some(id));
                 }
                 Op::AtomicView { .. } if index == 1 => found.access = found.access.or(Some(id)),
-                Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
+                Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas { .. } => {
                     found.access = found.access.or(Some(id));
                 }
                 _ if is_elementwise(&data.op) && func.ty(data.results[0]).shape() == func.ty(v).shape() => {

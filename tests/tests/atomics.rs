@@ -1,0 +1,167 @@
+//! Atomics of every type and order, as native code and on a simulated GPU, against plain Rust; their PTX.
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::Num;
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
+use tilewright::codegen::pipeline;
+use tilewright::codegen::target::{Code, CompileOptions, Target};
+use tilewright::prelude::*;
+use tilewright::{Element, LaunchConfig};
+use tilewright_tests::ptxas;
+
+fn devices() -> Vec<Device> {
+    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
+}
+
+/// Four counters: elements i and i + 4 of `x` fall on the same one. `old` gets the value before each exchange.
+#[kernel]
+fn counters<T: Num>(x: In<T>, sums: InOut<T>, least: InOut<T>, most: InOut<T>, last: InOut<T>, old: Out<T>, n: i32) {
+    let i = arange(0, 16);
+    let (v, mask) = (load(x + i), i < n);
+    let at = i % 4;
+    atomic_add(sums + at, v, mask = mask, sem = acq_rel);
+    atomic_min(least + at, v, mask = mask, sem = release, scope = sys);
+    atomic_max(most + at, v, mask = mask, sem = acquire, scope = cta);
+    let before = atomic_xchg(last + i, v, mask = mask);
+    store(old + i, before);
+}
+
+fn check_counters<T: Element + Num>(of: fn(f64) -> T, wide: fn(T) -> f64) {
+    const N: usize = 13;
+    let x: Vec<f64> = (0..16).map(|i| f64::from((i * 7) % 11) - if wide(of(-1.0)) < 0.0 { 5.0 } else { 0.0 }).collect();
+    let fold = |first: f64, f: fn(f64, f64) -> f64| -> Vec<f64> {
+        (0..4).map(|k| x[..N].iter().skip(k).step_by(4).fold(first, |a, &b| f(a, b))).collect()
+    };
+    let want = [fold(3.0, |a, b| a + b), fold(4.0, f64::min), fold(4.0, f64::max)];
+    for device in devices() {
+        let at = Buffer::from_slice(&device, &x.iter().map(|&x| of(x)).collect::<Vec<T>>()).unwrap();
+        let fill = |n: usize, v: f64| Buffer::from_slice(&device, &vec![of(v); n]).unwrap();
+        let (mut sums, mut least, mut most, mut last) = (fill(4, 3.0), fill(4, 4.0), fill(4, 4.0), fill(16, 9.0));
+        let mut old = Buffer::<T>::poisoned(&device, 16).unwrap();
+        #[rustfmt::skip]
+        Counters {
+            x: &at, sums: &mut sums, least: &mut least, most: &mut most, last: &mut last, old: &mut old, n: N as i32,
+        }
+        .launch(&device, 1)
+        .unwrap();
+        let numbers = |b: &Buffer<T>| -> Vec<f64> { b.to_vec().unwrap().into_iter().map(wide).collect() };
+        for (found, want) in [&sums, &least, &most].into_iter().zip(&want) {
+            assert_eq!(&numbers(found), want, "{device}");
+        }
+        let exchanged: Vec<f64> = (0..16).map(|i| if i < N { x[i] } else { 9.0 }).collect();
+        assert_eq!(numbers(&last), exchanged, "{device}");
+        let before: Vec<f64> = (0..16).map(|i| if i < N { 9.0 } else { 0.0 }).collect();
+        assert_eq!(numbers(&old), before, "{device}");
+    }
+}
+
+#[test]
+fn atomics_of_16_to_64_bits_agree_with_plain_rust() {
+    check_counters(|x| x as i16, f64::from);
+    check_counters(|x| x as u16, f64::from);
+    check_counters(|x| x as i32, f64::from);
+    check_counters(|x| x as u64, |x| x as f64);
+    check_counters(f16::from_f64, f16::to_f64);
+    check_counters(bf16::from_f64, bf16::to_f64);
+    check_counters(|x| x as f32, f64::from);
+    check_counters(|x| x, |x| x);
+}
+
+/// Sets bits, and swaps where `expected` is found.
+#[kernel]
+fn bits<T: Int>(words: InOut<T>, swapped: InOut<T>, n: i32) {
+    let i = arange(0, 8);
+    let one = (i * 0 + 1).to::<T>();
+    atomic_or(words + i / 2, one << i.to::<T>());
+    atomic_xor(words + 4 + i / 4, one << i.to::<T>());
+    atomic_cas(swapped + i, i.to::<T>(), one * 50, mask = i < n, sem = acquire);
+}
+
+#[test]
+fn bitwise_atomics_and_compare_and_swap_of_all_widths() {
+    fn check<T: Element + Int>(of: fn(i64) -> T) {
+        for device in devices() {
+            let mut words = Buffer::from_slice(&device, &[of(0); 6]).unwrap();
+            // Every other element has the expected value.
+            let mut swapped = Buffer::from_slice(&device, &(0..8).map(|i| of(i + i % 2)).collect::<Vec<T>>()).unwrap();
+            Bits { words: &mut words, swapped: &mut swapped, n: 5 }.launch(&device, 1).unwrap();
+            let want = [0x03, 0x0c, 0x30, 0xc0 - if of(-1) == of(255) { 256 } else { 0 }, 0x0f, 0xf0].map(of);
+            assert_eq!(words.to_vec().unwrap(), want, "{device}");
+            let want: Vec<T> = (0..8).map(|i| of(if i % 2 == 0 && i < 5 { 50 } else { i + i % 2 })).collect();
+            assert_eq!(swapped.to_vec().unwrap(), want, "{device}");
+        }
+    }
+    check(|x| x as i16);
+    check(|x| x as u16);
+    check(|x| x as i32);
+    check(|x| x as u64);
+}
+
+/// Each program adds to the total that the program before it has published.
+#[kernel]
+fn in_turn(x: In<f32>, total: InOut<f32>, flag: InOut<i32>, #[constexpr] tile: usize) {
+    let turn = program_id(0);
+    while atomic_add(flag, 0, sem = acquire) != turn {}
+    store(total, load(total) + sum(load(x + turn * tile + arange(0, tile))));
+    atomic_add(flag, 1, sem = release);
+}
+
+#[test]
+fn programs_are_ordered_by_acquire_and_release() {
+    let (programs, tile) = (5, 256);
+    let x: Vec<f32> = (0..programs * tile).map(|i| (i % 7) as f32).collect();
+    for device in devices() {
+        let at = Buffer::from_slice(&device, &x).unwrap();
+        let (mut total, mut flag) =
+            (Buffer::<f32>::zeros(&device, 1).unwrap(), Buffer::<i32>::zeros(&device, 1).unwrap());
+        InTurn { x: &at, total: &mut total, flag: &mut flag, tile }
+            .launch_with(&device, &LaunchConfig::new(programs).num_warps(2))
+            .unwrap();
+        assert_eq!(total.to_vec().unwrap(), [x.iter().sum::<f32>()], "{device}");
+    }
+}
+
+/// The PTX of a kernel of one type parameter.
+fn ptx(def: &KernelDef, dtype: DType, consts: &[(&str, ConstValue)], arch: GpuArch) -> String {
+    let types = [dtype];
+    let types = if def.generics.is_empty() { &[][..] } else { &types };
+    let func = def.record(types, consts, &Specialization::default()).unwrap_or_else(|d| panic!("{d}"));
+    let artifact = pipeline::compile(&func, &Target::Nvptx(arch), &CompileOptions::default(), &mut ())
+        .unwrap_or_else(|e| panic!("{} of {dtype}: {e}", def.name));
+    match artifact.code {
+        Code::Ptx(text) => text,
+        _ => panic!("expected PTX"),
+    }
+}
+
+#[test]
+fn ptxas_accepts_atomics_of_all_types() {
+    let Some(ptxas) = ptxas::find() else { return };
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        for dtype in [DType::I16, DType::U16, DType::I32, DType::U64, DType::F16, DType::BF16, DType::F32, DType::F64] {
+            let text = ptx(&COUNTERS, dtype, &[], arch);
+            ptxas::assemble(&ptxas, &text, arch.name()).unwrap_or_else(|e| panic!("{dtype}: {e}\n{text}"));
+            if dtype.is_int() {
+                let text = ptx(&BITS, dtype, &[], arch);
+                ptxas::assemble(&ptxas, &text, arch.name()).unwrap_or_else(|e| panic!("{dtype}: {e}\n{text}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn orders_and_scopes_reach_ptx() {
+    let text = ptx(&COUNTERS, DType::F32, &[], GpuArch::Sm90a);
+    assert!(text.contains("atom.global.gpu.acq_rel.add.f32"), "{text}");
+    let text = ptx(&IN_TURN, DType::F32, &[("tile", ConstValue::Int(256))], GpuArch::Sm90a);
+    assert!(text.contains("atom.global.gpu.acquire.add.u32"), "{text}");
+    assert!(text.contains("atom.global.gpu.release.add.u32"), "{text}");
+    let text = ptx(&COUNTERS, DType::I32, &[], GpuArch::Sm90a);
+    assert!(text.contains("atom.global.sys.release.min.s32"), "{text}");
+    assert!(text.contains("atom.global.cta.acquire.max.s32"), "{text}");
+    // 16-bit integers by a compare-and-swap of the word.
+    let text = ptx(&COUNTERS, DType::I16, &[], GpuArch::Sm90a);
+    for wanted in ["fence.acq_rel.gpu", "fence.acq_rel.sys", "atom.relaxed.sys.global.cas.b32"] {
+        assert!(text.contains(wanted), "no `{wanted}` in {text}");
+    }
+}
