@@ -12,9 +12,13 @@
 //! - `cuda-13`, on by default, or `cuda-12`: the CUDA version of the driver's declarations (13.0 or 12.0), of which only
 //!   one can be on. No feature needs a CUDA toolkit. `cuda-12` is for drivers before CUDA 12.8, and for programs that
 //!   also link a CUDA 12 toolkit. Without either, it is the version of the `nvcc` on `PATH`, or the newest known.
+//! - `cli`: `tilewright::cli::main(&[&MY_KERNEL])`, the command line of a program's own kernels.
 
 pub use tilewright_runtime::*;
 
+/// The command line of a program's own kernels.
+#[cfg(feature = "cli")]
+pub use tilewright_cli as cli;
 /// The compiler: Tile IR, passes, targets.
 pub use tilewright_codegen as codegen;
 /// The kernels that ship with Tilewright.

@@ -4,8 +4,6 @@
 //! - [`cli`]: the program `tilewright`, one file per command, and what commands share.
 //! - [`data`]: text to batches.
 //! - [`dist`]: data-parallel training on many ranks.
-//! - [`escape`]: escapes control characters in file contents that messages show.
-//! - [`files`]: reads and writes the files that a command line names; writes are atomic.
 //! - [`leaderboard`]: the program of that name, which times FlashAttention-2 as the assignment does.
 //! - [`memory`]: attributes the memory of a training step to its phases and spans.
 //! - [`model`]: the assignment's Transformer.
@@ -14,10 +12,10 @@
 //! - [`optim`]: AdamW, gradient clipping, step control and the learning-rate schedule.
 //! - [`params`]: a model's parameters and gradients in flat tensors.
 //! - [`profile`]: attributes the time of a training step to its phases, spans and kernels.
-//! - [`report`]: tables, plots and pages of what commands measure.
-//! - [`signals`]: the signals that ask a run to stop.
 //! - [`tensor_file`]: reads and writes tensors with checksums.
 //! - [`train`]: training steps, checkpoints and the training loop.
+//!
+//! What commands share, and the commands that work on any kernels, are in the crate [`tilewright_cli`].
 
 // The print macros panic when a write fails: see `terminal::print_stderr`.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
@@ -27,8 +25,6 @@ pub mod account;
 pub mod cli;
 pub mod data;
 pub mod dist;
-pub mod escape;
-pub mod files;
 pub mod leaderboard;
 pub mod memory;
 pub mod model;
@@ -37,7 +33,7 @@ pub mod ops;
 pub mod optim;
 pub mod params;
 pub mod profile;
-pub mod report;
-pub mod signals;
 pub mod tensor_file;
 pub mod train;
+
+pub use tilewright_cli::{escape, files, report, signals};

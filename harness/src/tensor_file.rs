@@ -12,7 +12,7 @@
 //! not memory-mapped: a file that another process modifies or truncates gives an error. Of files without checksums only
 //! the structure is verified.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,8 +22,8 @@ use std::path::Path;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::json;
+use tilewright_cli::unique_keys;
 
 use crate::escape::printable;
 
@@ -258,63 +258,6 @@ fn read_at(file: &File, bytes: &mut [u8], place: u64) -> Result<(), TensorFileEr
 /// # Errors
 /// The first duplicate name; invalid JSON.
 pub fn check_unique_keys(header: &[u8]) -> Result<(), TensorFileError> {
-    let damaged = |error: serde_json::Error| TensorFileError::Damaged(format!("its header is not valid JSON: {error}"));
-    serde_json::from_slice::<UniqueKeys>(header).map(drop).map_err(damaged)
-}
-
-/// Any JSON value whose objects have unique names.
-struct UniqueKeys;
-
-impl<'de> Deserialize<'de> for UniqueKeys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<UniqueKeys, D::Error> {
-        deserializer.deserialize_any(UniqueKeys)
-    }
-}
-
-impl<'de> Visitor<'de> for UniqueKeys {
-    type Value = UniqueKeys;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
-    }
-
-    fn visit_unit<E>(self) -> Result<UniqueKeys, E> {
-        Ok(UniqueKeys)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<UniqueKeys, A::Error> {
-        while list.next_element::<UniqueKeys>()?.is_some() {}
-        Ok(UniqueKeys)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueKeys, A::Error> {
-        let mut names = HashSet::new();
-        while let Some(name) = map.next_key::<String>()? {
-            map.next_value::<UniqueKeys>()?;
-            if let Some(name) = names.replace(name) {
-                return Err(serde::de::Error::custom(format!("it has a duplicate name, `{}`", printable(&name))));
-            }
-        }
-        Ok(UniqueKeys)
-    }
+    unique_keys::check(header)
+        .map_err(|error| TensorFileError::Damaged(format!("its header is not valid JSON: {error}")))
 }

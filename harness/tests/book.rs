@@ -7,7 +7,7 @@ use tilewright::codegen::lang::kernel::{ConstValue, DType, KernelDef};
 use tilewright::codegen::target::{CompileOptions, GpuArch};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::prelude::{Buffer, Device};
-use tilewright_harness::cli::explain_pictures;
+use tilewright_cli::explain::pictures;
 
 #[path = "../../examples/02_fused_softmax.rs"]
 #[allow(dead_code)]
@@ -99,7 +99,7 @@ fn pictures_are_those_of_the_compiler() {
     let mut expected = Vec::new();
     let mut changed = Vec::new();
     for Shown { def, dtypes, constants, options, files } in shown() {
-        let found = explain_pictures(def, &dtypes, &constants, GpuArch::Sm90a, &options);
+        let found = pictures(def, &dtypes, &constants, GpuArch::Sm90a, &options);
         let found = found.unwrap_or_else(|error| panic!("{}: {error}", def.name));
         for (file, name) in files {
             let names: Vec<&str> = found.iter().map(|(known, _)| known.as_str()).collect();

@@ -8,6 +8,7 @@ use tilewright::probe::{self, Report};
 use tilewright::{DeviceInfo, Error};
 
 use super::cache::kernels;
+use super::output::to_json;
 use super::{CliError, Result};
 
 #[derive(Args)]
@@ -83,11 +84,6 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "\nKernels run on {device}.")?;
     }
     no_device.map_or(Ok(()), Err)
-}
-
-/// Serializes a plain struct as JSON, which cannot fail.
-pub fn to_json(value: &impl Serialize) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("\"{error}\""))
 }
 
 /// Indents all lines but the first by `columns`.

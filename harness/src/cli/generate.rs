@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use super::device::{self, DeviceArg};
 use super::model_options::model_device;
-use super::run::{DeviceArg, device};
 use super::{CliError, Result, value_parsers};
 use crate::data::Bpe;
 use crate::escape::printable;
@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
 }
 

@@ -18,51 +18,39 @@
 
 mod account;
 pub(crate) mod bench;
-mod bind;
 mod cache;
-mod choose;
-mod compile;
 pub(crate) mod demo;
 mod doctor;
-mod error;
-mod explain;
 mod generate;
+mod hints;
 mod launch;
-mod list;
 mod memory;
 mod model_options;
 mod numerics;
 #[cfg(test)]
 mod old_flags;
 mod oom_probe;
-mod output;
 mod profile;
 mod ranks;
 mod report;
-pub(crate) mod run;
-mod shapes;
 mod step;
-mod tensors;
 mod train;
 mod tune;
-pub(crate) mod value_parsers;
+#[cfg(test)]
+mod value_parsers_tests;
 
-use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tilewright::terminal;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use crate::dist::launch::guard;
 use crate::dist::{lifeline, rank};
 use crate::signals::{self, StopSignal};
 
-pub use error::{CliError, Result, STOPPED};
-pub use explain::pictures as explain_pictures;
-use output::Output;
+pub use hints::shipped;
+pub use tilewright_cli::{CliError, Output, Result, STOPPED};
+use tilewright_cli::{bind, choose, compile, device, explain, list, output, run, tensors, value_parsers};
 
 /// GPU tile kernels written in Rust: PTX for the GPU, native code for the CPU, no CUDA toolkit.
 #[derive(Parser)]
@@ -126,93 +114,16 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Parses a program's arguments, sets up logging, calls `run` with standard output, and prints the error, if any.
-///
-/// A broken pipe ends the program silently; any other failure to write the output is an error. Commands whose work
-/// matters more than their output finish their work first ([`Output::keep_going_on_write_errors`]). Failures to write
-/// to standard error are ignored.
+/// As [`tilewright_cli::program`], for a program that a launcher may have started.
 pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> ExitCode {
-    // A write beyond the limit of `ulimit -f` then returns an error instead of killing the process.
-    // SAFETY: SIG_IGN installs no handler.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let (filter, log) = match log_filter(std::env::var_os(LOG)) {
-        Ok(filter) => (filter, Ok(())),
-        Err(error) => (EnvFilter::new("warn"), Err(error)),
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        // The library would report internal errors with `eprintln!`, which panics if standard error cannot be written.
-        .log_internal_errors(false)
-        .with_ansi(io::stderr().is_terminal())
-        .without_time()
-        .with_target(false)
-        .init();
     // Before any file is opened, so that the launcher's socket still has the descriptor number that the launcher
     // passed.
     let lifeline = lifeline::attach();
-    // Standard output is not locked: kernels print from the threads of the pool.
-    let mut out = Output::new();
-    let arguments = A::try_parse().map_err(CliError::Arguments);
-    let environment = || -> Result<()> {
-        log?;
-        tilewright::env::Env::get()?;
+    tilewright_cli::program(|arguments, out| {
         let own = lifeline.and_then(|()| rank::check_environment());
-        own.map_err(|error| CliError::Failure(error.to_string()))
-    };
-    let outcome = arguments.and_then(|arguments| {
-        environment()?;
-        run(arguments, &mut out)?;
-        Ok(out.finish()?)
-    });
-    let error = match outcome {
-        Ok(()) => return ExitCode::SUCCESS,
-        // `--help` and `--version` are successes.
-        Err(CliError::Arguments(help)) if !help.use_stderr() => {
-            match output::expect_open().and_then(|()| help.print()).and_then(|()| io::stdout().flush()) {
-                Ok(()) => return ExitCode::SUCCESS,
-                Err(error) => error.into(),
-            }
-        }
-        Err(error) => error,
-    };
-    match &error {
-        // The reader closed the pipe, as in `tilewright list | head`.
-        CliError::ClosedOutput => {}
-        CliError::Arguments(wrong) => drop(wrong.print()),
-        error => {
-            // Results before the failure are printed too.
-            let _ = out.flush();
-            terminal::print_stderr(error);
-        }
-    }
-    error.exit_code()
-}
-
-/// Environment variable with the log filter of standard error. Default: `warn`.
-const LOG: &str = "TILEWRIGHT_LOG";
-/// The accepted values of [`LOG`], for its error message.
-const LOG_VALUES: &str =
-    "a level (off, error, warn, info, debug or trace) or MODULE=LEVEL, several separated by commas";
-
-/// Parses the value of `TILEWRIGHT_LOG`.
-///
-/// # Errors
-/// Not UTF-8, an unknown level, or another error of the filter's syntax.
-fn log_filter(value: Option<OsString>) -> Result<EnvFilter> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(EnvFilter::new("warn")) };
-    let bad = || tilewright::Error::BadVariable {
-        name: LOG,
-        value: value.to_string_lossy().into_owned(),
-        expected: LOG_VALUES,
-    };
-    let text = value.to_str().ok_or_else(bad)?;
-    // `EnvFilter` accepts any word as the name of a module to log at all levels: a misspelled level would log nothing.
-    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
-    if !text.contains('[') && !text.split(',').map(str::trim).all(|word| is_level(word) || word.contains('=')) {
-        return Err(bad().into());
-    }
-    Ok(EnvFilter::try_new(text).map_err(|_| bad())?)
+        own.map_err(|error| CliError::Failure(error.to_string()))?;
+        run(arguments, out)
+    })
 }
 
 /// Calls `heard` for every signal that asks to stop ([`crate::signals`]), on a separate thread.
@@ -227,8 +138,8 @@ fn dispatch(command: Command, out: &mut Output) -> Result<()> {
     match command {
         Command::Doctor(arguments) => doctor::run(&arguments, out),
         Command::Demo(arguments) => demo::run(&arguments, out),
-        Command::List(arguments) => list::run(&arguments, out),
-        Command::Compile(arguments) => compile::run(&arguments, out),
+        Command::List(arguments) => list::run(&arguments, &shipped(), out),
+        Command::Compile(arguments) => compile::run(&arguments, &shipped(), out),
         Command::Bench(arguments) => bench::run(&arguments, out),
         Command::Train(arguments) => train::run(&arguments, out.keep_going_on_write_errors()),
         Command::Generate(arguments) => generate::run(&arguments, out),
@@ -236,11 +147,11 @@ fn dispatch(command: Command, out: &mut Output) -> Result<()> {
         Command::Memory(arguments) => memory::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Account(arguments) => account::run(&arguments, out),
-        Command::Explain(arguments) => explain::run(&arguments, out),
+        Command::Explain(arguments) => explain::run(&arguments, &shipped(), out),
         Command::Tune(arguments) => tune::run(&arguments, out),
         Command::Profile(arguments) => profile::run(&arguments, out),
         Command::Report(arguments) => report::run(&arguments, out),
-        Command::Run(arguments) => run::run(&arguments, out),
+        Command::Run(arguments) => run::run(&arguments, &shipped(), out),
         Command::Cache(arguments) => cache::run(&arguments, out),
         Command::Guard => {
             guard::watch();

@@ -5,7 +5,7 @@ use clap::Args;
 use tilewright::DeviceInfo;
 use tilewright::env::{DeviceChoice, Env};
 
-use super::run::DeviceArg;
+use super::device::DeviceArg;
 use super::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Norm, Precision};
 

@@ -4,8 +4,8 @@ use candle_core::{Device, Tensor};
 use clap::{Args, ValueEnum};
 use tilewright_candle::memory::kernel_device;
 
+use super::device::{self, DeviceArg};
 use super::model_options::{ModelOptions, model_device};
-use super::run::{DeviceArg, device};
 use super::{CliError, Result};
 use crate::memory::residual::Sizes;
 use crate::model::{Attention, Config, StepKind, Transformer};
@@ -27,7 +27,7 @@ pub struct StepOptions {
     #[arg(long, alias = "vocab", value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub vocab_size: Option<u32>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     pub device: Option<DeviceArg>,
 }
 

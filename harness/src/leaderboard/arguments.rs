@@ -10,10 +10,10 @@ use tilewright::kernels::attention::reference::Problem;
 
 use super::measure::Plan;
 use crate::cli::bench::tiles::{self, Passes};
-use crate::cli::run::{DeviceArg, device, open};
-use crate::cli::value_parsers::{milliseconds, seconds};
 use crate::cli::{CliError, Result};
 use crate::report::Outputs;
+use tilewright_cli::device::{self, DeviceArg, open};
+use tilewright_cli::value_parsers::{milliseconds, seconds};
 
 /// Benchmark FlashAttention-2, forward and backward: checked against f64, then timed with a cold L2 cache.
 ///
@@ -31,7 +31,7 @@ use crate::report::Outputs;
 #[command(name = "leaderboard", version = tilewright::codegen::VERSION, max_term_width = 100)]
 pub struct Arguments {
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     pub device: Option<DeviceArg>,
     #[arg(long, default_value_t = 1)]
     pub batch: usize,

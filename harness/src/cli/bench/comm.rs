@@ -12,11 +12,11 @@ use tilewright_candle::memory::kernel_device;
 use super::process_groups::{CommBackend, comm_failure, for_each_process_group};
 use crate::cli::Result;
 use crate::cli::model_options::model_device;
-use crate::cli::run::{DeviceArg, device};
 use crate::dist::comm::handle::wait_all;
 use crate::dist::comm::{Call, CommError, Communicator, Dtype, Handle, Op, Reduce};
 use crate::report::plot::Point;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Series, Table};
+use tilewright_cli::device::{self, DeviceArg};
 
 /// Without a launcher (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
 #[derive(Args)]
@@ -34,7 +34,7 @@ pub struct Arguments {
     #[arg(long, alias = "back-end", value_enum, value_delimiter = ',', default_values_t = [CommBackend::Threads, CommBackend::Tcp])]
     backend: Vec<CommBackend>,
     /// Device of the buffers: cpu, cuda or cuda:N. Default: a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
     /// Use copy engines between GPUs of one host, for all_reduce, reduce_scatter and all_gather
     #[arg(long)]

@@ -10,7 +10,6 @@ use clap::{Args, ValueEnum};
 use super::process_groups::{CommBackend, for_each_process_group};
 use crate::cli::model_options::{ModelOptions, model_device};
 use crate::cli::ranks::{self, ReserveSms, reserve_sms};
-use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
 use crate::dist::ddp::{DdpOptions, GradSync, NCCL_CTAS};
@@ -21,6 +20,7 @@ use crate::optim::{AdamWOptions, LrSchedule};
 use crate::report::plot::Bar;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Table};
 use crate::train::{self, DataParallel, DataParallelOptions, Trainer, TrainerOptions, data_parallel_gradient_dtype};
+use tilewright_cli::device::{self, DeviceArg};
 
 /// Without a launcher (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
 #[derive(Args)]
@@ -76,7 +76,7 @@ pub struct Work {
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with = "size")]
     pub sizes: Vec<String>,
     /// Device: cpu, cuda or cuda:N. Default: a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     pub device: Option<DeviceArg>,
     /// Global batch size: sequences per step, over all ranks
     #[arg(long, value_name = "SEQUENCES", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]

@@ -10,10 +10,10 @@ use super::model::{self, Mode};
 use super::wall_time::{Times, release_memory};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::oom_probe::{MemoryOutcome, catch_oom};
-use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Precision, SIZES};
 use crate::report::{Cell, Column, Outputs, Report, Table};
+use tilewright_cli::device::{self, DeviceArg};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -45,7 +45,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
     #[command(flatten)]
     outputs: Outputs,

@@ -10,7 +10,7 @@ use super::data::Number;
 use super::record::{Measured, Recorder, Row, Work};
 use super::rowwise::{Op, RowwiseBuffers, supports};
 use super::{Common, copy, matmul};
-use crate::cli::{CliError, Result, choose};
+use crate::cli::{CliError, Result, shipped};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -99,7 +99,7 @@ struct Named {
 /// Runs `tilewright bench KERNEL …`: times one kernel of the registry, such as `softmax_rows`.
 pub fn run_named(words: &[String], out: &mut dyn Write) -> Result<()> {
     let name = words.first().map_or("", String::as_str);
-    let def = choose::kernel(name)?;
+    let def = shipped().find(name)?;
     let Some((group, op)) = Kernel::of(def.name) else {
         return Err(CliError::usage(
             format!("`{}` is an attention kernel, and is timed with the other ones", def.name),

@@ -37,7 +37,7 @@ use tilewright::bench::{Timing, do_bench};
 
 use self::record::Recorder;
 use super::Result;
-use super::run::{DeviceArg, device, open};
+use super::device::{self, DeviceArg, open};
 use super::value_parsers::milliseconds;
 use crate::report::Outputs;
 
@@ -81,7 +81,7 @@ enum Subject {
 #[derive(Args)]
 struct Common {
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
     /// Append each row to this file when it is measured, as JSON lines
     #[arg(long, value_name = "FILE")]

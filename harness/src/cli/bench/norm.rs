@@ -8,12 +8,12 @@ use clap::Args;
 use super::wall_time::{Times, release_memory};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::oom_probe::{MemoryOutcome, catch_oom, expect_memory};
-use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::ops;
 use crate::params::{Init, ParamSpec, Params};
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Point, Report, Series, Table};
 use crate::train;
+use tilewright_cli::device::{self, DeviceArg};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -30,7 +30,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
     #[command(flatten)]
     outputs: Outputs,

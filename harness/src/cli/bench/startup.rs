@@ -16,8 +16,8 @@ use tilewright::{Buffer, Device};
 
 use super::compile::Scratch;
 use super::record::{Recorder, Row, Work};
-use crate::cli::run::{DeviceArg, open};
 use crate::cli::{CliError, Result};
+use tilewright_cli::device::{DeviceArg, open};
 
 /// The parts of the time until the end of the first launch, in order. The last one is the remainder.
 const PARTS: [&str; 6] =

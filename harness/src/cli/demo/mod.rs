@@ -20,7 +20,7 @@ use tilewright::codegen::target::{GpuArch, HostCpu, Target};
 
 use self::case::Case;
 use self::inputs::Inputs;
-use super::run::{DeviceArg, device, open};
+use super::device::{self, DeviceArg, open};
 use super::{CliError, Result};
 
 #[derive(Args)]
@@ -33,7 +33,7 @@ pub struct Arguments {
     #[arg(short, long, value_name = "DIR", default_value = "tilewright-demo")]
     out: PathBuf,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
 }
 

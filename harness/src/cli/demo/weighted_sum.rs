@@ -9,7 +9,6 @@ use tilewright::kernels::weighted_sum::{WEIGHTED_SUM_BWD, WEIGHTED_SUM_FWD, refe
 
 use super::case::{Call, Case, Launches, count, extent, tolerance};
 use super::inputs::Inputs;
-use crate::cli::tensors::Tensor;
 use crate::cli::{CliError, Result};
 
 const ROWS_TILE: usize = 32;
@@ -88,11 +87,4 @@ fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], grid
         num_warps: 4,
         num_stages: 3,
     })
-}
-
-impl Tensor {
-    /// Rounds the numbers to another float type.
-    pub fn rounded(&self, dtype: DType) -> Tensor {
-        Tensor::from_f64(dtype, &self.shape, &self.to_f64())
-    }
 }

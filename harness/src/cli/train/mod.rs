@@ -14,9 +14,9 @@ use clap::Args;
 
 use self::plan::Plan;
 use self::progress::Progress;
+use super::device::{self, DeviceArg};
 use super::model_options::{ModelOptions, device_info, model_device, peak_flops};
 use super::ranks::RankOptions;
-use super::run::{DeviceArg, device};
 use super::step::{options_for_less, words};
 use super::value_parsers;
 use super::{CliError, Result};
@@ -47,7 +47,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
     #[command(flatten)]
     model: ModelOptions,

@@ -4,7 +4,6 @@
 //! supervises it (`supervise.rs`): a candidate that crashes the worker or hangs is dropped, and a new worker continues
 //! from the log.
 
-mod supervise;
 mod worker;
 
 use std::io::Write;
@@ -16,12 +15,12 @@ use tilewright::Cache;
 use tilewright::autotune::{DeviceId, Entry, Table as TuningTable};
 use tilewright::codegen::lang::Precision;
 
-use self::supervise::{Watch, is_stopped, supervise};
 use self::worker::{Problem, TuneResult};
-use super::run::{DeviceArg, device, open};
+use super::device::{self, DeviceArg, open};
 use super::value_parsers::seconds;
 use super::{CliError, Result, choose};
 use crate::report::{Cell, Column, Outputs, Report, Table};
+use tilewright_cli::supervise::{Watch, is_stopped, supervise};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -29,7 +28,7 @@ pub struct Arguments {
     /// all that can be tuned
     kernels: Vec<String>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
     /// Time budget of each kernel and problem, in seconds, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]

@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use super::wall_time::release_memory;
 use crate::cli::model_options::{ModelOptions, device_info, model_device, peak_flops};
 use crate::cli::oom_probe::{MemoryOutcome, catch_oom};
-use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Precision};
 use crate::report::{Machine, Outputs, Report};
 use report::{Row, report};
 pub(super) use subject::{ParamCache, Plan, StepTimes, measure};
+use tilewright_cli::device::{self, DeviceArg};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -60,7 +60,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SECONDS", value_parser = crate::cli::value_parsers::seconds)]
     seconds: Option<f64>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
     #[command(flatten)]
     model: Shape,

@@ -1,0 +1,266 @@
+//! Resolves names on the command line to a kernel, its element types and its constants.
+
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
+
+use crate::{CliError, Result};
+
+/// Returns `introduction` and all names, after `did you mean …` if one of the names is similar to `wrong`.
+pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
+    let score = |name: &str| {
+        let contained = if name.contains(wrong) || wrong.contains(name) { 0.8 } else { 0.0 };
+        strsim::jaro_winkler(wrong, name).max(contained)
+    };
+    let best = names.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
+    let all = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+    match best {
+        Some(best) if score(best) > 0.75 => format!("did you mean `{best}`? {introduction} {all}"),
+        Some(_) | None => format!("{introduction} {all}"),
+    }
+}
+
+/// Parses `name=value` items, separated by commas, as of `--set`. `option` names the option in errors.
+///
+/// # Errors
+/// An item of another form, or a name that is given twice.
+pub fn assignments<'a>(words: &'a [String], option: &str) -> Result<Vec<(&'a str, &'a str)>> {
+    let mut assignments: Vec<(&str, &str)> = Vec::new();
+    for (name, value) in comma_separated(words).map(|part| assignment(part, option)).collect::<Result<Vec<_>>>()? {
+        if assignments.iter().any(|(other, _)| *other == name) {
+            return Err(named_twice(option, name));
+        }
+        assignments.push((name, value));
+    }
+    Ok(assignments)
+}
+
+/// Splits arguments at commas.
+pub fn comma_separated(words: &[String]) -> impl Iterator<Item = &str> {
+    words.iter().flat_map(|word| word.split(',')).map(str::trim)
+}
+
+/// Returns the error for an option that has the same name twice.
+pub fn named_twice(option: &str, name: &str) -> CliError {
+    CliError::usage(format!("{option} names `{name}` twice"), "give each name once")
+}
+
+/// Parses one `name=value`. `option` names the option in errors.
+///
+/// # Errors
+/// Text of another form.
+pub fn assignment<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => Ok((name.trim(), value.trim())),
+        Some(_) | None => Err(CliError::usage(format!("{option} got `{text}`"), format!("write {option} name=value"))),
+    }
+}
+
+/// Parses the constants that `--set` gives, and checks their values against the types of the parameters.
+///
+/// # Errors
+/// A name that is not a constexpr parameter of the kernel, a name that is given twice, or a value outside of its type.
+pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'static str, ConstValue)>> {
+    let known: Vec<(&'static str, &'static str)> = def
+        .params
+        .iter()
+        .filter_map(|p| match p.kind {
+            ParamKind::Constexpr { ty, .. } => Some((p.name, ty)),
+            ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => None,
+        })
+        .collect();
+    let mut constants: Vec<(&'static str, ConstValue)> = Vec::new();
+    for (name, value) in assignments(words, "--set")? {
+        let name = def.param_name(name);
+        let Some(&(name, ty)) = known.iter().find(|(n, _)| *n == name) else {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let help = match def.params.iter().any(|p| p.name == name) {
+                true => format!("`{name}` is passed at each launch; the constants are {}", names.join(", ")),
+                false => suggest(name, &names, "the constants are"),
+            };
+            let message = format!("--set {name} is unused: kernel `{}` has no constant `{name}`", def.name);
+            return Err(CliError::usage(message, help));
+        };
+        let parsed = ConstValue::from_text(value);
+        if !fits(&parsed, ty) {
+            return Err(CliError::usage(
+                format!("kernel `{}`: the constant `{name}` cannot be {value}", def.name),
+                format!("its type is {}", ty.trim_end()),
+            ));
+        }
+        if constants.iter().any(|(other, _)| *other == name) {
+            return Err(named_twice("--set", name));
+        }
+        constants.push((name, parsed));
+    }
+    Ok(constants)
+}
+
+/// Whether a value can have this type. Names of enum variants are checked by the kernel, which defines its enums.
+fn fits(value: &ConstValue, ty: &str) -> bool {
+    match (ty, value) {
+        ("usize" | "u64", ConstValue::Int(n)) => *n >= 0,
+        ("u32", ConstValue::Int(n)) => u32::try_from(*n).is_ok(),
+        ("i32", ConstValue::Int(n)) => i32::try_from(*n).is_ok(),
+        ("i64", ConstValue::Int(_)) => true,
+        ("f32" | "f64", ConstValue::Float(_) | ConstValue::Int(_)) => true,
+        ("bool", ConstValue::Bool(_) | ConstValue::Int(0 | 1)) => true,
+        ("usize" | "u32" | "u64" | "i32" | "i64" | "f32" | "f64" | "bool", _) => false,
+        (_, value) => matches!(value, ConstValue::Variant(_)),
+    }
+}
+
+/// Returns the constants that have neither a default nor a given value.
+pub fn missing_constants(def: &KernelDef, given: &[(&str, ConstValue)]) -> Vec<&'static str> {
+    let is_missing = |p: &&tilewright_codegen::lang::kernel::ParamDef| {
+        matches!(p.kind, ParamKind::Constexpr { default: None, .. }) && !given.iter().any(|(name, _)| *name == p.name)
+    };
+    def.params.iter().filter(is_missing).map(|p| p.name).collect()
+}
+
+/// Checks that every constant without a default has a value.
+///
+/// # Errors
+/// A constant has no value; the message names all of them.
+pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<()> {
+    let missing = missing_constants(def, given);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let example: Vec<String> = missing.iter().map(|name| format!("{name}=…")).collect();
+    Err(CliError::usage(
+        format!("kernel `{}` needs a value for {}", def.name, missing.join(", ")),
+        format!("--set {}", example.join(",")),
+    ))
+}
+
+/// Parses the element types of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`.
+///
+/// # Errors
+/// An unknown element type, a type outside of the parameter's bound, or a parameter without a type.
+pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
+    complete_dtypes(def, partial_dtypes(def, words)?)
+}
+
+/// As [`dtypes`], but parameters may have no type yet.
+///
+/// # Errors
+/// An unknown element type, or a type outside of the parameter's bound.
+pub fn partial_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType>>> {
+    let mut chosen: Vec<Option<DType>> = vec![None; def.generics.len()];
+    for word in comma_separated(words) {
+        let (targets, name) = match word.split_once('=') {
+            None => ((0..def.generics.len()).collect::<Vec<_>>(), word),
+            Some((parameter, name)) => match def.generics.iter().position(|g| g.name == parameter.trim()) {
+                Some(index) => (vec![index], name.trim()),
+                None => {
+                    let names: Vec<&str> = def.generics.iter().map(|g| g.name).collect();
+                    let help = suggest(parameter, &names, "the type parameters are");
+                    return Err(CliError::usage(
+                        format!("kernel `{}` has no type parameter `{parameter}`", def.name),
+                        help,
+                    ));
+                }
+            },
+        };
+        let dtype = DType::from_name(name).ok_or_else(|| {
+            let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+            CliError::usage(format!("`{name}` is not an element type"), suggest(name, &names, "the element types are"))
+        })?;
+        if def.generics.is_empty() {
+            return Err(CliError::usage(
+                format!("--dtype {name} is unused: kernel `{}` has no type parameter", def.name),
+                "omit --dtype: the kernel's signature fixes all element types",
+            ));
+        }
+        for target in targets {
+            check_member(def, target, dtype)?;
+            chosen[target] = Some(dtype);
+        }
+    }
+    Ok(chosen)
+}
+
+/// Checks that every type parameter has an element type.
+///
+/// # Errors
+/// A parameter without a type.
+pub fn complete_dtypes(def: &KernelDef, chosen: Vec<Option<DType>>) -> Result<Vec<DType>> {
+    def.generics
+        .iter()
+        .zip(chosen)
+        .map(|(generic, dtype)| {
+            let members = || generic.members().iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
+            dtype.ok_or_else(|| {
+                CliError::usage(
+                    format!("kernel `{}` needs an element type for `{}`", def.name, generic.name),
+                    format!("--dtype TYPE, one of {}", members()),
+                )
+            })
+        })
+        .collect()
+}
+
+/// Checks that a type parameter can be `dtype`.
+///
+/// # Errors
+/// The type is outside of the parameter's bound.
+pub fn check_member(def: &KernelDef, parameter: usize, dtype: DType) -> Result<()> {
+    let generic = &def.generics[parameter];
+    if generic.members().contains(&dtype) {
+        return Ok(());
+    }
+    let members: Vec<&str> = generic.members().iter().map(|d| d.name()).collect();
+    Err(CliError::usage(
+        format!("kernel `{}`: `{}` cannot be {dtype}", def.name, generic.name),
+        format!("expected one of {}", members.join(", ")),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suggests_similar_names_only() {
+        let names = ["softmax", "matmul", "weighted_sum_fwd"];
+        assert!(suggest("softmaks", &names, "there are").contains("did you mean `softmax`?"));
+        assert!(suggest("weighted_sum", &names, "there are").contains("did you mean `weighted_sum_fwd`?"));
+        assert_eq!(suggest("zzz", &names, "there are"), "there are softmax, matmul, weighted_sum_fwd");
+        assert_eq!(suggest("zzz", &[], "there are"), "there are none");
+    }
+
+    #[test]
+    fn pairs_are_split_at_commas_and_checked() {
+        let words = ["a=1,b=2".to_string(), "c=x".to_string()];
+        assert_eq!(assignments(&words, "--set").unwrap(), [("a", "1"), ("b", "2"), ("c", "x")]);
+        for bad in ["a", "a=", "=1"] {
+            assert!(matches!(assignments(&[bad.to_string()], "--set"), Err(CliError::Usage(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn former_names_are_found() {
+        let kernels = crate::kernels::shipped();
+        for (former, present) in [
+            ("adamw_by", "adamw_controlled"),
+            ("adamw_of_two", "adamw_two_peers"),
+            ("adamw_with_copy", "adamw_with_compute_weights"),
+            ("flash_attention_fwd_join", "flash_attention_fwd_combine"),
+        ] {
+            assert_eq!(kernels.find(former).unwrap().name, present);
+        }
+        let def = kernels.find("flash_attention_fwd").unwrap();
+        let set = |text: &str| constants(def, &[text.to_string()]);
+        assert_eq!(set("part_rows=512,few=true").unwrap(), set("split_rows=512,sub_wave=true").unwrap());
+        assert!(matches!(set("part_rows=512,split_rows=512"), Err(CliError::Usage(..))));
+    }
+
+    #[test]
+    fn values_are_checked_against_types() {
+        let value = ConstValue::from_text;
+        assert!(fits(&value("64"), "usize") && !fits(&value("-1"), "usize") && !fits(&value("64"), "tf32 | ieee"));
+        assert!(fits(&value("true"), "bool") && fits(&value("1"), "bool") && !fits(&value("2"), "bool"));
+        assert!(fits(&value("1"), "f32") && fits(&value("0.5"), "f64") && !fits(&value("x"), "f32"));
+        assert!(fits(&value("tf32"), "ieee | tf32"));
+    }
+}

@@ -1,0 +1,488 @@
+//! `tilewright compile`: compiles a kernel ahead of time to IR text and code, with a manifest for the program that
+//! launches it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use tilewright_codegen::explain::Trace;
+use tilewright_codegen::ir::{DType, Func, Stage};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
+use tilewright_codegen::llvm::{self, Opt};
+use tilewright_codegen::pipeline::{self, MAX_REGISTERS, Observer};
+use tilewright_codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
+use tilewright_codegen::text;
+use tilewright_runtime::env::Env;
+use tilewright_runtime::kernel::compile_error;
+use tilewright_runtime::precompiled::Document;
+use tilewright_runtime::{dump, terminal};
+
+use crate::{CliError, Kernels, Result, choose};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Name of the kernel, as in `tilewright list`
+    kernel: String,
+    /// Target: sm_80, sm_86, sm_89, sm_90a, or host (this machine's CPU)
+    #[arg(long)]
+    target: String,
+    /// Element type of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`
+    #[arg(long, value_name = "TYPE")]
+    dtype: Vec<String>,
+    /// Constants of the kernel: `q_tile=64,k_tile=32`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    set: Vec<String>,
+    /// Assumptions about arguments: `d%16` (a multiple of 16), `stride=1` (equal to 1). Pointers are assumed to be
+    /// aligned to 16 bytes; `x%1` drops that assumption
+    #[arg(long, value_name = "NAME%N|NAME=N,…")]
+    assume: Vec<String>,
+    #[command(flatten)]
+    options: Options,
+    /// Newest PTX version that the code may use, as in `8.3`
+    #[arg(long, value_name = "VERSION", default_value = "8.3", value_parser = ptx_version)]
+    ptx_version: u32,
+    /// Files to write, separated by commas. Default: ptx for a GPU, obj for the host
+    #[arg(long, value_delimiter = ',')]
+    emit: Vec<Emit>,
+    /// Output folder; it is created if it does not exist
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+/// Compiler options that every kernel has.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Warps (32 threads each) per block (GPU), a power of two
+    #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_warps)]
+    num_warps: u32,
+    /// Number of stages of software pipelines, in loops that do not set it themselves (GPU)
+    #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_stages)]
+    num_stages: u32,
+    /// Maximum number of registers per thread (GPU)
+    #[arg(long, value_name = "N")]
+    max_registers: Option<u32>,
+    /// Compile without `device_assert`s
+    #[arg(long)]
+    no_asserts: bool,
+    #[command(flatten)]
+    schedule: Schedule,
+}
+
+/// Schedule of loops with dots on a GPU. The compiler chooses whatever is `None`.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Schedule {
+    /// Use TMA for the loads of software pipelines, where a tensor map can describe them (sm_90a)
+    #[arg(long, alias = "bulk-copies", value_name = "BOOL")]
+    pub tma: Option<bool>,
+    /// Warp specialization: producer warps load, consumer warps compute (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub warp_specialize: Option<bool>,
+    /// Overlap asynchronous MMAs with the arithmetic of the next iteration (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub overlap: Option<bool>,
+    /// Ping-pong scheduling of the consumer warpgroups in warp-specialized loops (sm_90a)
+    #[arg(long, alias = "take-turns", value_name = "BOOL")]
+    pub pingpong: Option<bool>,
+    /// Use wgmma for f32 dots in tf32 and tf32x3, where tiles are large enough (sm_90a)
+    #[arg(long, value_name = "BOOL")]
+    pub wgmma_f32: Option<bool>,
+}
+
+impl From<Schedule> for target::Schedule {
+    fn from(given: Schedule) -> target::Schedule {
+        let Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = given;
+        target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 }
+    }
+}
+
+impl From<target::Schedule> for Schedule {
+    fn from(chosen: target::Schedule) -> Schedule {
+        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = chosen;
+        Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 }
+    }
+}
+
+/// A file that `--emit` can write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Emit {
+    /// Tile IR as recorded from the kernel
+    Tile,
+    /// Tile IR with layouts assigned (GPU)
+    #[value(alias = "laid")]
+    Layout,
+    /// Tile IR with the schedule of its loops: stage, order and partition of each op (GPU)
+    Schedule,
+    /// Tile IR with asynchronous copies and MMAs (GPU)
+    Async,
+    /// LLVM IR before LLVM's passes
+    Llvm,
+    /// PTX (GPU)
+    Ptx,
+    /// Native assembly (host)
+    Asm,
+    /// A native object file (host)
+    Obj,
+}
+
+impl Emit {
+    /// File extension, appended to the kernel's name.
+    fn extension(self) -> &'static str {
+        match self {
+            Emit::Tile => "tile",
+            Emit::Layout => "layout.tile",
+            Emit::Schedule => "schedule.tile",
+            Emit::Async => "async.tile",
+            Emit::Llvm => "ll",
+            Emit::Ptx => "ptx",
+            Emit::Asm => "s",
+            Emit::Obj => "o",
+        }
+    }
+
+    /// Name on the command line and in the manifest.
+    fn name(self) -> &'static str {
+        match self {
+            Emit::Tile => "tile",
+            Emit::Layout => "layout",
+            Emit::Schedule => "schedule",
+            Emit::Async => "async",
+            Emit::Llvm => "llvm",
+            Emit::Ptx => "ptx",
+            Emit::Asm => "asm",
+            Emit::Obj => "obj",
+        }
+    }
+
+    fn exists_for(self, target: &Target) -> bool {
+        match (self, target) {
+            (Emit::Tile | Emit::Llvm, _) => true,
+            (Emit::Layout | Emit::Schedule | Emit::Async | Emit::Ptx, Target::Nvptx(_)) => true,
+            (Emit::Asm | Emit::Obj, Target::Host(_)) => true,
+            (Emit::Layout | Emit::Schedule | Emit::Async | Emit::Ptx, Target::Host(_)) => false,
+            (Emit::Asm | Emit::Obj, Target::Nvptx(_)) => false,
+        }
+    }
+}
+
+/// Parses a PTX version: `8.3` or `83`.
+fn ptx_version(text: &str) -> Result<u32, String> {
+    let wrong = || format!("`{text}` is not a PTX version: expected a version such as 8.3");
+    let version = match text.split_once('.') {
+        Some((major, minor)) => {
+            let major: u32 = major.parse().map_err(|_| wrong())?;
+            let minor: u32 = minor.parse().ok().filter(|minor| *minor < 10).ok_or_else(wrong)?;
+            major.saturating_mul(10).saturating_add(minor)
+        }
+        None => text.parse().map_err(|_| wrong())?,
+    };
+    match version {
+        80..=99 => Ok(version),
+        _ => Err(format!("PTX {text} is out of range: kernels use instructions of PTX 8.0 and later")),
+    }
+}
+
+impl Options {
+    /// Returns options with these values, and with `device_assert`s.
+    pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>, schedule: Schedule) -> Options {
+        Options { num_warps, num_stages, max_registers, no_asserts: false, schedule }
+    }
+
+    /// Checks the options and converts them to the compiler's.
+    ///
+    /// # Errors
+    /// A number of warps, stages or registers that GPUs do not support.
+    pub fn compile_options(&self) -> Result<CompileOptions> {
+        if !self.num_warps.is_power_of_two() || self.num_warps > 32 {
+            return Err(CliError::usage(
+                format!("--num-warps cannot be {}", self.num_warps),
+                "a block has 1, 2, 4, 8, 16 or 32 warps",
+            ));
+        }
+        if !(1..=16).contains(&self.num_stages) {
+            return Err(CliError::usage(
+                format!("--num-stages cannot be {}", self.num_stages),
+                "expected 1 to 16: 1 turns software pipelining off, 2 to 5 are common",
+            ));
+        }
+        if let Some(registers) = self.max_registers
+            && !MAX_REGISTERS.contains(&registers)
+        {
+            return Err(CliError::usage(
+                format!("--max-registers cannot be {registers}"),
+                "a thread has between 24 and 255 registers",
+            ));
+        }
+        Ok(CompileOptions {
+            num_warps: self.num_warps,
+            num_stages: self.num_stages,
+            debug_asserts: !self.no_asserts,
+            max_registers: self.max_registers,
+            schedule: self.schedule.into(),
+            ..CompileOptions::default()
+        })
+    }
+}
+
+pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
+    let def = kernels.find(&arguments.kernel)?;
+    let target = parse_target(&arguments.target)?;
+    let emit = chosen_outputs(&arguments.emit, &target)?;
+    let dtypes = choose::dtypes(def, &arguments.dtype)?;
+    let constants = choose::constants(def, &arguments.set)?;
+    choose::check_complete(def, &constants)?;
+    let request = Request {
+        def,
+        dtypes,
+        constants,
+        specialization: assumptions(def, &arguments.assume)?,
+        target,
+        options: CompileOptions { ptx_version: arguments.ptx_version, ..arguments.options.compile_options()? },
+    };
+    for path in compile_to(&request, &emit, &arguments.out)? {
+        writeln!(out, "{}", path.display())?;
+    }
+    Ok(())
+}
+
+fn parse_target(word: &str) -> Result<Target> {
+    match word {
+        "host" => Ok(Target::Host(HostCpu::native())),
+        other => other.parse::<GpuArch>().map(Target::Nvptx).map_err(|_| {
+            CliError::usage(
+                format!("there is no target `{other}`"),
+                "the targets are sm_80, sm_86, sm_89, sm_90a and host",
+            )
+        }),
+    }
+}
+
+fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
+    let all = [Emit::Tile, Emit::Layout, Emit::Schedule, Emit::Async, Emit::Llvm, Emit::Ptx, Emit::Asm, Emit::Obj];
+    let possible = || all.into_iter().filter(|emit| emit.exists_for(target));
+    if let Some(wrong) = wanted.iter().find(|emit| !emit.exists_for(target)) {
+        let words: Vec<&str> = possible().map(Emit::name).collect();
+        return Err(CliError::usage(
+            format!("the target {target} has no {}", wrong.name()),
+            format!("--emit can be {}", words.join(", ")),
+        ));
+    }
+    Ok(match (wanted.is_empty(), target) {
+        (true, Target::Nvptx(_)) => vec![Emit::Ptx],
+        (true, Target::Host(_)) => vec![Emit::Obj],
+        (false, _) => possible().filter(|emit| wanted.contains(emit)).collect(),
+    })
+}
+
+/// Parses `--assume` on top of the default assumption that pointers are aligned to 16 bytes.
+///
+/// # Errors
+/// An item of another form, an unknown argument, an argument with two assumptions, or an assumption that the type of
+/// the argument excludes.
+pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
+    let mut specialization = Specialization::aligned_memory(def);
+    let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
+    let mut seen = Vec::new();
+    for part in choose::comma_separated(words) {
+        let wrong = |message: String| {
+            Err(CliError::usage(message, "write --assume name%16 or --assume name=1, once for each name"))
+        };
+        // `name%16` assumes a multiple, `name=1` an equal number.
+        let is_multiple = part.contains('%');
+        let Some((name, number)) = part.split_once(if is_multiple { '%' } else { '=' }) else {
+            return wrong(format!("`{part}` is not an assumption"));
+        };
+        let (name, number) = (def.param_name(name.trim()), number.trim());
+        let Some(index) = passed.iter().position(|p| p.name == name) else {
+            let names: Vec<&str> = passed.iter().map(|p| p.name).collect();
+            let help = choose::suggest(name, &names, "the arguments are");
+            return Err(CliError::usage(format!("kernel `{}` has no argument `{name}`", def.name), help));
+        };
+        let kind = &passed[index].kind;
+        let is_memory = !matches!(kind, ParamKind::Scalar(_));
+        if let ParamKind::Scalar(ElemDef::Fixed(dtype)) = kind
+            && dtype.is_float()
+        {
+            return wrong(format!("`{name}` is of type {dtype}: assumptions apply to pointers and integers only"));
+        }
+        if seen.contains(&index) {
+            return wrong(format!("`{name}` has two assumptions"));
+        }
+        seen.push(index);
+        specialization.args[index] = match (is_multiple, number.parse::<i64>()) {
+            (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
+                ArgSpec { divisible_by: n as u64, equal_to: None }
+            }
+            (false, Ok(n)) if !is_memory => ArgSpec { divisible_by: 1, equal_to: Some(n) },
+            (false, Ok(_)) => return wrong(format!("the pointer `{name}` cannot be assumed to be {number}")),
+            (true, _) => return wrong(format!("`{name}` cannot be a multiple of {number}: expected a power of two")),
+            (false, Err(_)) => return wrong(format!("`{name}` cannot be {number}: expected a number")),
+        };
+    }
+    Ok(specialization)
+}
+
+/// Everything that one compilation depends on.
+pub struct Request {
+    pub def: &'static KernelDef,
+    /// The element type of each type parameter.
+    pub dtypes: Vec<DType>,
+    pub constants: Vec<(&'static str, ConstValue)>,
+    pub specialization: Specialization,
+    pub target: Target,
+    pub options: CompileOptions,
+}
+
+/// Compiles, writes the files and `manifest.json`, and returns their paths.
+///
+/// # Errors
+/// A mistake in the kernel, a feature that the target lacks, or a folder that cannot be written to.
+pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<PathBuf>> {
+    let compiled = compile(request)?;
+    std::fs::create_dir_all(dir).map_err(|error| CliError::file("create the folder", dir, error))?;
+    let mut files = Vec::new();
+    for &kind in emit {
+        let name = format!("{}.{}", request.def.name, kind.extension());
+        write(&dir.join(&name), &compiled.bytes(kind, &request.target)?)?;
+        files.push((kind.name(), name));
+    }
+    let path = dir.join("manifest.json");
+    write(&path, manifest(request, &compiled.artifact, &files).as_bytes())?;
+    let paths = files.iter().map(|(_, name)| dir.join(name));
+    Ok(paths.chain([path]).collect())
+}
+
+/// Compiles, or takes the code from the cache, and writes it to `dir` with a manifest `KERNEL.json`. Returns the path
+/// of the code. Neither file may be `input`.
+///
+/// # Errors
+/// As [`compile_to`].
+pub fn compile_cached_to(request: &Request, dir: &Path, input: Option<&Path>) -> Result<PathBuf> {
+    let Request { def, dtypes, constants, specialization, target, options } = request;
+    let artifact = tilewright_runtime::kernel::compile(def, dtypes, constants, specialization, target, options)?;
+    std::fs::create_dir_all(dir).map_err(|error| CliError::file("create the folder", dir, error))?;
+    let (kind, code) = match &artifact.code {
+        Code::Ptx(ptx) => (Emit::Ptx, ptx.as_bytes()),
+        Code::Object(object) => (Emit::Obj, object.as_slice()),
+    };
+    let name = format!("{}.{}", def.name, kind.extension());
+    let (path, described) = (dir.join(&name), dir.join(format!("{}.json", def.name)));
+    crate::files::check_distinct(&[&path, &described], input.as_slice())?;
+    write(&path, code)?;
+    write(&described, manifest(request, &artifact, &[(kind.name(), name)]).as_bytes())?;
+    Ok(path)
+}
+
+/// Returns the text of the manifest.
+fn manifest(request: &Request, artifact: &Artifact, files: &[(&str, String)]) -> String {
+    let Request { def, dtypes, constants, options, .. } = request;
+    Document::new(def, dtypes, constants, options, artifact, files).to_json()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    crate::files::replace(path, |file| file.write_all(bytes)).map_err(|error| CliError::file("write", path, error))
+}
+
+/// The code, and its text at each stage.
+struct Compiled {
+    artifact: Artifact,
+    texts: Texts,
+}
+
+/// Tile IR as recorded and at the end of each stage, and the LLVM IR.
+#[derive(Default)]
+struct Texts {
+    tile: String,
+    layout: String,
+    schedule: String,
+    asynchronous: String,
+    llvm: String,
+}
+
+impl Observer for Texts {
+    fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
+        match stage {
+            Stage::Tile => {}
+            Stage::Layout => self.layout = text::print(func),
+            Stage::Schedule => self.schedule = text::print(func),
+            Stage::Async => self.asynchronous = text::print(func),
+        }
+    }
+
+    fn llvm_ir(&mut self, text: &str) {
+        self.llvm = text.to_string();
+    }
+
+    fn note(&mut self, note: &str) {
+        tilewright_runtime::terminal::print_stderr(format_args!("note: {note}"));
+    }
+}
+
+/// Compiles without the cache, writes no file, and records what each pass did.
+///
+/// # Errors
+/// A mistake in the kernel, or a feature that the target lacks.
+pub fn compile_traced(request: &Request) -> Result<(Artifact, Trace)> {
+    let func = record(request)?;
+    let mut trace = Trace::new(&func);
+    let artifact = lower(request, &func, &mut trace)?;
+    for note in trace.notes() {
+        terminal::print_stderr(format_args!("note: {note}"));
+    }
+    Ok((artifact, trace))
+}
+
+fn compile(request: &Request) -> Result<Compiled> {
+    let func = record(request)?;
+    let mut texts = Texts { tile: text::print(&func), ..Texts::default() };
+    let artifact = lower(request, &func, &mut texts)?;
+    Ok(Compiled { artifact, texts })
+}
+
+/// Records the kernel's Tile IR, and prints what the kernel prints meanwhile.
+fn record(request: &Request) -> Result<Func> {
+    let Request { def, dtypes, constants, specialization, .. } = request;
+    Ok(tilewright_runtime::kernel::record(def, dtypes, constants, specialization)?)
+}
+
+fn lower(request: &Request, func: &Func, observer: &mut dyn Observer) -> Result<Artifact> {
+    let artifact = dump::compile(func, &request.target, &request.options, Env::get()?, observer);
+    let mut artifact = artifact.map_err(|error| compile_error(func, error))?;
+    artifact.manifest.footprint = Some(pipeline::footprint(func));
+    Ok(artifact)
+}
+
+impl Compiled {
+    /// Returns the contents of one file.
+    fn bytes(&self, kind: Emit, target: &Target) -> Result<Vec<u8>> {
+        Ok(match (kind, target, &self.artifact.code) {
+            (Emit::Tile, _, _) => self.texts.tile.clone().into_bytes(),
+            (Emit::Layout, _, _) => self.texts.layout.clone().into_bytes(),
+            (Emit::Schedule, _, _) => self.texts.schedule.clone().into_bytes(),
+            (Emit::Async, _, _) => self.texts.asynchronous.clone().into_bytes(),
+            (Emit::Llvm, _, _) => self.texts.llvm.clone().into_bytes(),
+            (Emit::Asm, Target::Host(cpu), _) => {
+                let asm = llvm::asm(&self.texts.llvm, cpu, &Opt::host());
+                asm.map_err(|error| CliError::Failure(error.to_string()))?.code.into_bytes()
+            }
+            (Emit::Ptx, _, Code::Ptx(ptx)) => ptx.clone().into_bytes(),
+            (Emit::Obj, _, Code::Object(object)) => object.clone(),
+            (Emit::Ptx | Emit::Obj | Emit::Asm, _, _) => {
+                unreachable!("internal compiler error: {kind:?} for {target}; please report this")
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_versions() {
+        assert_eq!(ptx_version("8.3"), Ok(83));
+        assert_eq!(ptx_version("87"), Ok(87));
+        for bad in ["", "x", "8.", "8.33", "7.0", "100.0", "-8.0"] {
+            assert!(ptx_version(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! `tilewright explain`: reports registers, occupancy and instructions of a compiled kernel, and compares its time with
+//! roofline bounds. With `--html`, shows what each pass of the compiler did ([`page`]).
+
+mod assemble;
+mod code;
+mod occupancy;
+mod page;
+mod roofline;
+mod subject;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::target::{Code as TargetCode, CompileOptions, GpuArch, Target};
+
+use self::assemble::{Assembled, assemble};
+use self::code::{Code, Counts, classes, mma_count};
+use self::occupancy::occupancy;
+use self::roofline::{Peaks, Work, data_sheet};
+use self::subject::Subject;
+use crate::compile::{self, Request, Schedule};
+use crate::report::{Cell, Column, Outputs, Report, Table};
+use crate::{CliError, Hints, Kernels, Result, value_parsers};
+
+#[derive(Args)]
+#[command(
+    after_help = "The page of --html also shows what the compiler did: the IR after each pass beside the kernel's \
+                        source, a predicted timeline of each loop, the layouts of tiles, shared memory, registers, and \
+                        the loops by pipe. --svg writes its pictures as files."
+)]
+pub struct Arguments {
+    /// Name of the kernel, as in `tilewright list`
+    kernel: String,
+    /// Target: sm_80, sm_86, sm_89 or sm_90a
+    #[arg(long, default_value = "sm_90a", value_parser = arch)]
+    target: GpuArch,
+    /// Element types: `bf16` for all, or `T=bf16,U=f32`. Default: bf16 and i64
+    #[arg(long, value_name = "TYPE")]
+    dtype: Vec<String>,
+    /// Constants of the kernel: `d=128,causal=true`. Default: the shipped tuned configuration, else common values
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    set: Vec<String>,
+    /// Assumptions about arguments. Default: dense tensors, and extents that are multiples of 16
+    #[arg(long, value_name = "NAME%N|NAME=N,…")]
+    assume: Vec<String>,
+    /// Warps (32 threads each) per block, a power of two
+    #[arg(long, value_name = "N")]
+    num_warps: Option<u32>,
+    /// Number of stages of software pipelines
+    #[arg(long, value_name = "N")]
+    num_stages: Option<u32>,
+    /// Maximum number of registers per thread
+    #[arg(long, value_name = "N")]
+    max_registers: Option<u32>,
+    #[command(flatten)]
+    schedule: Schedule,
+    /// Shape of a tensor, for the roofline: `q=1,16,16384,64`. Other shapes are derived from the names of dimensions
+    #[arg(long, value_name = "NAME=X,Y,…")]
+    shape: Vec<String>,
+    /// Measured time of a launch, in milliseconds
+    #[arg(long, value_name = "MS", conflicts_with = "record", value_parser = value_parsers::positive)]
+    time_ms: Option<f64>,
+    /// Take time, shape and measured peak from the last row of this kernel in a file that `tilewright bench --record`
+    /// or `leaderboard --record` wrote
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Peak matmul rate of the device, in TFLOP/s. Default: NVIDIA's data sheet
+    #[arg(long, value_name = "RATE", value_parser = value_parsers::positive)]
+    peak_tflops: Option<f64>,
+    /// Peak memory bandwidth of the device, in GB/s. Default: NVIDIA's data sheet
+    #[arg(long, value_name = "RATE", value_parser = value_parsers::positive)]
+    peak_gbps: Option<f64>,
+    /// Write the pictures of the page of --html as SVG files to a folder, which is created if needed
+    #[arg(long, value_name = "FOLDER")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+fn arch(word: &str) -> Result<GpuArch, String> {
+    word.parse()
+}
+
+/// Everything that the report shows.
+struct Facts {
+    subject: Subject,
+    threads: u32,
+    shared_bytes: u32,
+    assembled: Option<Assembled>,
+    ptx: Code,
+    work: Work,
+    peaks: Peaks,
+    time_ms: Option<f64>,
+}
+
+pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
+    let mut outputs = arguments.outputs.protecting_inputs(&arguments.record);
+    outputs.check()?;
+    let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel, kernels.hints())).transpose()?;
+    let mut subject = Subject::new(arguments, kernels, row.as_ref())?;
+    let (artifact, trace) = compile::compile_traced(&subject.request)?;
+    let TargetCode::Ptx(ptx) = &artifact.code else {
+        return Err(CliError::Failure("internal error: the code for a GPU is not PTX; please report this".to_string()));
+    };
+    let sheet = data_sheet(arguments.target, subject.main_type(), subject.precision());
+    let measured = row.as_ref().and_then(Row::peak_tflops);
+    let tflops = arguments.peak_tflops.or(measured);
+    let peaks = Peaks {
+        flop: tflops.map_or(sheet.flop, |rate| rate * 1e12),
+        bytes: arguments.peak_gbps.map_or(sheet.bytes, |rate| rate * 1e9),
+        source: match (tflops, arguments.peak_gbps) {
+            (None, None) => sheet.source,
+            (Some(_), Some(_)) => "measured".to_string(),
+            (Some(_), None) => format!("measured, for memory {}", sheet.source),
+            (None, Some(_)) => format!("measured, for matmuls {}", sheet.source),
+        },
+    };
+    let facts = Facts {
+        threads: artifact.manifest.threads,
+        shared_bytes: artifact.manifest.shared_bytes,
+        assembled: assemble(ptx, arguments.target.name())?,
+        ptx: Code::from_ptx(ptx),
+        work: subject.work(),
+        peaks,
+        time_ms: arguments.time_ms.or(row.and_then(|row| row.median_ms)),
+        subject,
+    };
+    let settings = page::Settings {
+        arch: arguments.target,
+        threads: facts.threads,
+        max_registers: facts.subject.request.options.max_registers,
+        kernel_line: facts.subject.request.def.line,
+    };
+    let mut report = facts.report(arguments.target);
+    if let Some(table) = page::predicted_loops(&trace, &settings) {
+        report = report.table(table);
+    }
+    if outputs.html.is_some() || outputs.out.is_some() {
+        let (sections, sources) = page::sections(&trace, &settings);
+        report.interactive = Some(sections);
+        // The page must not replace the kernel that it shows.
+        outputs.inputs.extend(sources);
+    }
+    outputs.write(report, out)?;
+    if let Some(folder) = &arguments.svg {
+        write_pictures(folder, &page::pictures(&trace, &settings), &outputs, out)?;
+    }
+    Ok(())
+}
+
+/// The pictures of `--svg` of any kernel, compiled for dense tensors whose extents are multiples of 16: stems of file
+/// names, and SVG.
+///
+/// # Errors
+/// A mistake in the kernel, or a feature that the target lacks.
+pub fn pictures(
+    def: &'static KernelDef,
+    dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
+    arch: GpuArch,
+    options: &CompileOptions,
+) -> Result<Vec<(String, String)>> {
+    let request = Request {
+        def,
+        dtypes: dtypes.to_vec(),
+        constants: constants.to_vec(),
+        specialization: subject::dense(def),
+        target: Target::Nvptx(arch),
+        options: options.clone(),
+    };
+    let (artifact, trace) = compile::compile_traced(&request)?;
+    let settings = page::Settings {
+        arch,
+        threads: artifact.manifest.threads,
+        max_registers: options.max_registers,
+        kernel_line: def.line,
+    };
+    let pictures = page::pictures(&trace, &settings).into_iter();
+    Ok(pictures.map(|picture| (picture.name.clone(), picture.file())).collect())
+}
+
+/// Writes each picture to a file of its name in the folder.
+fn write_pictures(folder: &Path, pictures: &[page::Picture], outputs: &Outputs, out: &mut dyn Write) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| CliError::file("create the folder", folder, error))?;
+    let inputs: Vec<&Path> = outputs.inputs.iter().map(PathBuf::as_path).collect();
+    for picture in pictures {
+        let path = folder.join(format!("{}.svg", picture.name));
+        crate::files::check_distinct(&[&path], &inputs).map_err(|clash| CliError::Failure(clash.to_string()))?;
+        crate::files::replace(&path, |file| file.write_all(picture.file().as_bytes()))
+            .map_err(|error| CliError::file("write", &path, error))?;
+        writeln!(out, "wrote {}", path.display()).map_err(|error| CliError::file("write", &path, error))?;
+    }
+    Ok(())
+}
+
+impl Facts {
+    fn report(&self, arch: GpuArch) -> Report {
+        let mut report = Report::new("explain", &self.subject.title(arch)).table(self.resources(arch));
+        report = report.table(self.instructions());
+        if self.work != Work::default() {
+            report = report.table(self.roofline());
+        }
+        report
+    }
+
+    fn resources(&self, arch: GpuArch) -> Table {
+        let columns = [Column::text("resource"), Column::text("this kernel")];
+        let mut table = Table::new("resources", &self.subject.title(arch), columns);
+        let mut add = |name: &str, value: String| table.push([Cell::from(name), Cell::from(value)]);
+        add("configuration", self.subject.configuration());
+        add("threads per block", self.threads.to_string());
+        add("shared memory per block", format!("{} bytes of {}", self.shared_bytes, arch.max_shared_bytes()));
+        let mut notes = self.subject.notes.clone();
+        match &self.assembled {
+            Some(assembled) => {
+                add("registers per thread", format!("{} of 255", assembled.registers));
+                let spills = assembled.spill_stores + assembled.spill_loads;
+                add(
+                    "spills per thread",
+                    match spills {
+                        0 => "none".to_string(),
+                        _ => format!("{} bytes written, {} read", assembled.spill_stores, assembled.spill_loads),
+                    },
+                );
+                let found = occupancy(arch, self.threads, assembled.registers, self.shared_bytes);
+                let plural = if found.blocks == 1 { "block" } else { "blocks" };
+                add(
+                    "occupancy of an SM",
+                    format!(
+                        "{} {plural}, {} of {} warps; limited by {}",
+                        found.blocks, found.warps, found.max_warps, found.limit
+                    ),
+                );
+                add(
+                    "asynchronous MMAs",
+                    match &assembled.serialized {
+                        Some(why) => format!("serialized: {why}"),
+                        None if mma_count(&self.ptx.all()) == 0 => "none: the kernel has no MMAs".to_string(),
+                        None => "not serialized by the assembler".to_string(),
+                    },
+                );
+                for tool in &assembled.missing {
+                    notes.push(format!(
+                        "{tool} was not found: instructions are counted in the PTX. `make cuda-tools` downloads it."
+                    ));
+                }
+            }
+            None => notes.push(
+                "ptxas was not found: registers, spills and SASS instructions are unknown. \
+                `make cuda-tools` downloads it, or set TILEWRIGHT_PTXAS to its path."
+                    .to_string(),
+            ),
+        }
+        notes.into_iter().fold(table, Table::note)
+    }
+
+    /// Returns the SASS with its title, or the PTX if no disassembler is installed.
+    fn code(&self) -> (&Code, &'static str) {
+        match self.assembled.as_ref().and_then(|assembled| assembled.code.as_ref()) {
+            Some(code) => (code, "SASS instructions"),
+            None => (&self.ptx, "PTX instructions"),
+        }
+    }
+
+    fn instructions(&self) -> Table {
+        /// Maximum number of loops with a column.
+        const LOOPS: usize = 3;
+        let (code, what) = self.code();
+        let loops: Vec<Counts> = code.innermost_loops().into_iter().take(LOOPS).collect();
+        let mut columns = vec![Column::text("class").key("kind"), Column::integer("total").key("all")];
+        columns.extend((1..=loops.len()).map(|n| Column::integer(&format!("loop {n}"))));
+        let mut table =
+            Table::new("instructions", &format!("{} {what}, in all and by innermost loop", code.len()), columns);
+        let all = code.all();
+        for class in classes().filter(|class| all.contains_key(class)) {
+            let cell = |counts: &Counts| Cell::from(counts.get(class).copied());
+            let mut row = vec![Cell::from(class), cell(&all)];
+            row.extend(loops.iter().map(cell));
+            table.push(row);
+        }
+        table
+    }
+
+    fn roofline(&self) -> Table {
+        let columns = [
+            Column::text("bound"),
+            Column::number("work").key("work"),
+            Column::text("unit"),
+            Column::number("minimum time").unit("µs"),
+            Column::number("of roofline").unit("%").decimals(1),
+        ];
+        let mut table = Table::new("roofline", "Roofline bounds of a launch", columns);
+        let [flop_s, bytes_s] = self.work.seconds(&self.peaks);
+        let rows = [
+            ("compute", self.work.flop.map(|flop| flop / 1e9), "GFLOP", flop_s),
+            ("memory", self.work.bytes.map(|bytes| bytes / 1e6), "MB", bytes_s),
+        ];
+        for (name, amount, unit, seconds) in rows {
+            let (Some(amount), Some(seconds)) = (amount, seconds) else { continue };
+            let reached = self.time_ms.map(|ms| 100.0 * seconds / (ms * 1e-3));
+            table.push([name.into(), amount.into(), unit.into(), (seconds * 1e6).into(), reached.into()]);
+        }
+        let mut table = table.note(format!("Source of the peak rates: {}.", self.peaks.source));
+        if let Some(ms) = self.time_ms {
+            table = table.note(format!("A launch takes {ms} ms."));
+        }
+        table.without_empty_columns()
+    }
+}
+
+/// The fields of a record row (`bench/record.rs`) that `explain` reads.
+#[derive(Clone, Debug, serde::Deserialize)]
+pub struct Row {
+    kernel: String,
+    shape: Vec<usize>,
+    #[serde(default)]
+    case: Option<String>,
+    #[serde(default)]
+    peer: Option<String>,
+    dtype: String,
+    #[serde(default)]
+    median_ms: Option<f64>,
+    #[serde(default)]
+    tflops: Option<f64>,
+    #[serde(default)]
+    fraction: Option<f64>,
+}
+
+impl Row {
+    /// Returns the matmul peak of the same run, if the row has one.
+    fn peak_tflops(&self) -> Option<f64> {
+        Some(self.tflops? / self.fraction?)
+    }
+}
+
+fn last_row(path: &Path, kernel: &str, hints: &dyn Hints) -> Result<Row> {
+    let name = hints.record_name(kernel);
+    let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
+    let rows = text.lines().filter_map(|line| serde_json::from_str::<Row>(line).ok());
+    let mut ours = rows.filter(|row| row.peer.is_none() && row.median_ms.is_some() && row.kernel == name);
+    ours.next_back().ok_or_else(|| {
+        CliError::usage(
+            format!("{} has no row with a time of `{name}`", path.display()),
+            "use a file that `tilewright bench --record` wrote, or give a time with --time-ms",
+        )
+    })
+}

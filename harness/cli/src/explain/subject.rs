@@ -1,0 +1,321 @@
+//! Selects the variant of a kernel that is explained, from the command line, a record row, the shipped configurations
+//! and defaults.
+
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::target::{self, GpuArch, Target};
+use tilewright_runtime::autotune::{Autotune, Config, KeyPart, KeyValue, Problem, size_bucket};
+
+use super::roofline::Work;
+use super::{Arguments, Row};
+use crate::bind::{self, Extents};
+use crate::compile::{Options, Request, assumptions};
+use crate::{CliError, Hints, Kernels, Result, choose, run};
+
+/// A variant of a kernel, and the shapes of its problem.
+pub struct Subject {
+    pub request: Request,
+    /// Values that were assumed, for the report.
+    pub notes: Vec<String>,
+    extents: Extents,
+    hints: &'static dyn Hints,
+}
+
+impl Subject {
+    pub fn new(arguments: &Arguments, kernels: &Kernels, row: Option<&Row>) -> Result<Subject> {
+        let (def, hints) = (kernels.find(&arguments.kernel)?, kernels.hints());
+        let words = match row.filter(|_| arguments.dtype.is_empty()) {
+            // The kernel may have no type parameter for the row's dtype.
+            Some(row) => complete_types(def, std::slice::from_ref(&row.dtype)).or_else(|_| complete_types(def, &[]))?,
+            None => complete_types(def, &arguments.dtype)?,
+        };
+        let dtypes = choose::dtypes(def, &words)?;
+        let mut constants = choose::constants(def, &arguments.set)?;
+        let extents = extents(def, hints, arguments, row)?;
+        let mut notes = Vec::new();
+        if let Some(case) = row.and_then(|row| row.case.as_deref()) {
+            for (name, value) in hints.record_constants(case) {
+                let exists = def.params.iter().any(|p| p.name == name);
+                if exists && !constants.iter().any(|(known, _)| *known == name) {
+                    constants.push((name, value));
+                }
+            }
+        }
+        apply_extents(def, &extents, &mut constants);
+        let mut assumed = Vec::new();
+        let config = match kernels.autotune(def) {
+            Some(autotune) => {
+                default_constants(def, hints, autotune.tuned, &mut constants, &mut assumed);
+                let config = shipped_config(autotune, arguments.target, &dtypes, &constants, &extents);
+                for (name, value) in &config.constants {
+                    if !constants.iter().any(|(known, _)| known == name) {
+                        constants.push((name, value.clone()));
+                    }
+                }
+                config
+            }
+            None => {
+                default_constants(def, hints, &[], &mut constants, &mut assumed);
+                default_config(&constants)
+            }
+        };
+        // The shipped configurations are tuned for extents that are multiples of the tiles.
+        for param in def.params.iter().filter(|p| p.name.starts_with("even_")) {
+            if !constants.iter().any(|(name, _)| *name == param.name) {
+                constants.push((param.name, ConstValue::Bool(true)));
+                assumed.push(format!("{}=true", param.name));
+            }
+        }
+        choose::check_complete(def, &constants)?;
+        if !assumed.is_empty() {
+            notes.push(format!("Assumed: {}. Change with --set.", assumed.join(", ")));
+        }
+        let options = Options::new(
+            arguments.num_warps.unwrap_or(config.num_warps),
+            arguments.num_stages.unwrap_or(config.num_stages),
+            arguments.max_registers.or(config.max_registers),
+            target::Schedule::from(arguments.schedule).or(config.schedule).into(),
+        );
+        let specialization = match arguments.assume.is_empty() {
+            true => dense(def),
+            false => assumptions(def, &arguments.assume)?,
+        };
+        let target = Target::Nvptx(arguments.target);
+        let options = options.compile_options()?;
+        let request = Request { def, dtypes, constants, specialization, target, options };
+        Ok(Subject { request, notes, extents, hints })
+    }
+
+    /// Formats kernel, types and target.
+    pub fn title(&self, arch: GpuArch) -> String {
+        let types: Vec<String> = self.request.dtypes.iter().map(DType::to_string).collect();
+        format!("{} {} for {}", self.request.def.name, types.join(" "), arch.name()).replace("  ", " ")
+    }
+
+    /// Formats constants, warps, stages, registers and schedule.
+    pub fn configuration(&self) -> String {
+        let Request { constants, options, .. } = &self.request;
+        let mut words: Vec<String> = constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        words.push(format!("num_warps={}", options.num_warps));
+        words.push(format!("num_stages={}", options.num_stages));
+        words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
+        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = options.schedule;
+        // In the order of the command line's help.
+        let schedule = [
+            ("tma", tma),
+            ("warp_specialize", warp_specialize),
+            ("overlap", overlap),
+            ("pingpong", pingpong),
+            ("wgmma_f32", wgmma_f32),
+        ];
+        words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
+        words.join(" ")
+    }
+
+    /// Returns the type of the first type parameter, which is the element type of most tensors.
+    pub fn main_type(&self) -> DType {
+        self.request.dtypes.first().copied().unwrap_or(DType::F32)
+    }
+
+    /// Returns the precision of f32 dots.
+    pub fn precision(&self) -> &str {
+        let found = self.request.constants.iter().find(|(name, _)| *name == "precision");
+        match found {
+            Some((_, ConstValue::Variant(word))) => word,
+            _ => "ieee",
+        }
+    }
+
+    /// Returns the minimum work of a launch on these shapes; empty if no shape is known. Memory of unknown shape is not
+    /// counted, and a note is added.
+    pub fn work(&mut self) -> Work {
+        let Request { def, dtypes, constants, .. } = &self.request;
+        let strides = bind::strides(def);
+        let mut extents = self.extents.clone();
+        let (mut bytes, mut unknown) = (0.0, Vec::new());
+        for (param, elem) in run::memory_params(def) {
+            if extents.shape(param.name).is_none()
+                && let Ok(shape) = run::output_shape(def, param.name, strides.get(param.name), &extents)
+            {
+                extents.add_tensor(param.name, &shape, strides.get(param.name));
+            }
+            let size = elem.resolve(dtypes).map_or(4, DType::bytes);
+            let times = if matches!(param.kind, ParamKind::InOut(_)) { 2.0 } else { 1.0 };
+            match extents.shape(param.name) {
+                Some(shape) => bytes += times * size as f64 * shape.iter().map(|&n| n as f64).product::<f64>(),
+                None => unknown.push(param.name),
+            }
+        }
+        // Without a given shape, there is no bound.
+        let known = run::memory_params(def).any(|(param, _)| self.extents.shape(param.name).is_some());
+        if !known {
+            return Work::default();
+        }
+        if !unknown.is_empty() {
+            let names = unknown.join(", ");
+            self.notes
+                .push(format!("The shape of {names} is unknown, so that it is not counted: give it with --shape."));
+        }
+        Work { flop: self.hints.flop(def, &extents, constants), bytes: Some(bytes) }
+    }
+}
+
+/// Completes `--dtype` with a default type for every parameter without one.
+///
+/// # Errors
+/// A type without `=` that no parameter can have.
+fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
+    let parts: Vec<&str> = choose::comma_separated(words).collect();
+    let for_all = parts.iter().rfind(|part| !part.contains('='));
+    let mut unused: Vec<&&str> = parts.iter().filter(|part| !part.contains('=')).collect();
+    let mut all: Vec<String> = parts.iter().filter(|part| part.contains('=')).map(|part| part.to_string()).collect();
+    for generic in def.generics {
+        if all.iter().any(|word| word.split('=').next().map(str::trim) == Some(generic.name)) {
+            continue;
+        }
+        let members = generic.members();
+        let usual = [DType::BF16, DType::I64].into_iter().find(|dtype| members.contains(dtype));
+        let given = for_all.filter(|word| DType::from_name(word).is_none_or(|dtype| members.contains(&dtype)));
+        match (given, usual) {
+            (Some(word), _) => {
+                all.push(format!("{}={word}", generic.name));
+                unused.retain(|other| !std::ptr::eq(*other, word));
+            }
+            (None, Some(dtype)) => all.push(format!("{}={dtype}", generic.name)),
+            (None, None) => {}
+        }
+    }
+    match unused.first() {
+        None => Ok(all),
+        Some(word) => {
+            let takes = def.generics.iter().map(|generic| {
+                let members: Vec<&str> = generic.members().iter().map(|dtype| dtype.name()).collect();
+                format!("`{}` can be {}", generic.name, members.join(", "))
+            });
+            let takes = takes.collect::<Vec<_>>().join("; ");
+            let help =
+                if takes.is_empty() { "omit it: the kernel's signature fixes all element types".into() } else { takes };
+            Err(CliError::usage(
+                format!("--dtype {word} is unused: no type parameter of `{}` can be that type", def.name),
+                help,
+            ))
+        }
+    }
+}
+
+/// Determines shapes from `--shape`, else from a record row.
+fn extents(def: &'static KernelDef, hints: &dyn Hints, arguments: &Arguments, row: Option<&Row>) -> Result<Extents> {
+    let strides = bind::strides(def);
+    let mut extents = Extents::default();
+    let mut add = |name: &str, shape: &[usize]| -> Result<()> {
+        let memory: Vec<&'static str> = run::memory_params(def).map(|(param, _)| param.name).collect();
+        let Some(name) = memory.iter().copied().find(|known| *known == name) else {
+            let help = choose::suggest(name, &memory, "the tensors are");
+            return Err(CliError::usage(format!("kernel `{}` has no tensor `{name}`", def.name), help));
+        };
+        bind::check_rank(def, name, shape.len(), strides.get(name))?;
+        extents.add_tensor(name, shape, strides.get(name));
+        Ok(())
+    };
+    for word in &arguments.shape {
+        let (name, shape) = choose::assignment(word, "--shape")?;
+        let numbers: Option<Vec<usize>> = shape.split(',').map(|n| n.trim().parse().ok()).collect();
+        let numbers =
+            numbers.ok_or_else(|| CliError::usage(format!("--shape got `{word}`"), "write --shape q=1,16,16384,64"))?;
+        add(name, &numbers)?;
+    }
+    if let Some(row) = row.filter(|_| arguments.shape.is_empty()) {
+        let shapes = hints.record_shapes(def, &row.shape);
+        match (shapes.is_empty(), run::memory_params(def).next()) {
+            (true, Some((first, _))) => add(first.name, &row.shape)?,
+            (true, None) | (false, _) => shapes.iter().try_for_each(|(name, shape)| add(name, shape))?,
+        }
+    }
+    hints.complete_shapes(def, &mut extents);
+    Ok(extents)
+}
+
+/// Sets constants that are extents of the shapes.
+fn apply_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'static str, ConstValue)>) {
+    for name in choose::missing_constants(def, constants) {
+        if let Ok(Some(extent)) = extents.of_name(name) {
+            constants.push((name, ConstValue::Int(extent)));
+        }
+    }
+}
+
+/// Sets missing constants to common values.
+fn default_constants(
+    def: &KernelDef,
+    hints: &dyn Hints,
+    tuned: &[&str],
+    constants: &mut Vec<(&'static str, ConstValue)>,
+    assumed: &mut Vec<String>,
+) {
+    let missing = choose::missing_constants(def, constants);
+    for name in missing.into_iter().filter(|name| !tuned.contains(name)) {
+        if let Some(value) = hints.constant(name, constants) {
+            assumed.push(format!("{name}={value}"));
+            constants.push((name, value));
+        }
+    }
+}
+
+/// Chooses the number of warps for a tile, from 4 to 16: 32 elements per thread.
+fn default_config(constants: &[(&str, ConstValue)]) -> Config {
+    let tile: i64 = constants
+        .iter()
+        .filter(|(name, _)| name.ends_with("tile"))
+        .map(|(_, value)| if let ConstValue::Int(n) = value { *n } else { 1 })
+        .fold(1, i64::saturating_mul);
+    let warps = u32::try_from(tile / 1024).unwrap_or(4).clamp(4, 16);
+    Config::default().num_warps(warps.next_power_of_two())
+}
+
+/// Returns the shipped configuration for the problem, or the default.
+fn shipped_config(
+    autotune: &Autotune,
+    arch: GpuArch,
+    dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
+    extents: &Extents,
+) -> Config {
+    let part = |&name: &&'static str| {
+        let constant = constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+        let default = || {
+            let param = autotune.def.params.iter().find(|p| p.name == name)?;
+            match param.kind {
+                ParamKind::Constexpr { default, .. } => default.map(ConstValue::from),
+                _ => None,
+            }
+        };
+        let value = match constant.or_else(default) {
+            Some(value) => KeyValue::Exact(value),
+            None => KeyValue::Size(size_bucket(extents.of_name(name).ok().flatten().unwrap_or(16384))),
+        };
+        KeyPart { name, value }
+    };
+    let parts = autotune.key.iter().map(part).collect();
+    let problem = Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts };
+    let capability = match arch {
+        GpuArch::Sm80 => "8.0",
+        GpuArch::Sm86 => "8.6",
+        GpuArch::Sm89 => "8.9",
+        GpuArch::Sm90a => "9.0",
+    };
+    autotune.shipped_for(capability, &problem)
+}
+
+/// Returns the specialization for dense tensors whose extents are multiples of 16.
+pub fn dense(def: &'static KernelDef) -> Specialization {
+    let innermost: Vec<&str> = bind::strides(def).into_values().filter_map(|s| s.params.last().copied()).collect();
+    let multiple = ArgSpec { divisible_by: 16, equal_to: None };
+    let args = def.params.iter().filter_map(|p| match p.kind {
+        ParamKind::Constexpr { .. } => None,
+        _ if !p.specialize => Some(ArgSpec::default()),
+        ParamKind::Scalar(elem) if !elem.resolve(&[]).is_some_and(DType::is_int) => Some(ArgSpec::default()),
+        ParamKind::Scalar(_) if innermost.contains(&p.name) => Some(ArgSpec { divisible_by: 1, equal_to: Some(1) }),
+        _ => Some(multiple),
+    });
+    Specialization { args: args.collect() }
+}

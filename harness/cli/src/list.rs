@@ -1,0 +1,163 @@
+//! `tilewright list`: lists the kernels with their arguments and constants.
+
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, ElemDef, KernelDef, ParamDef, ParamKind};
+
+use crate::output::to_json;
+use crate::{Kernels, Result};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Only this kernel, with its full description
+    kernel: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Kernel {
+    name: &'static str,
+    doc: String,
+    source: String,
+    type_parameters: Vec<TypeParameter>,
+    parameters: Vec<Parameter>,
+    constants: Vec<Constant>,
+}
+
+#[derive(Serialize)]
+struct TypeParameter {
+    name: &'static str,
+    bound: &'static str,
+    members: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Parameter {
+    name: &'static str,
+    /// `in`, `out`, `inout` or `scalar`.
+    kind: &'static str,
+    /// An element type, or the name of a type parameter.
+    #[serde(rename = "type")]
+    ty: String,
+    /// Whether the kernel is specialized for the alignment of the argument, and for the value 1.
+    specialized: bool,
+}
+
+#[derive(Serialize)]
+struct Constant {
+    name: &'static str,
+    #[serde(rename = "type")]
+    ty: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default: Option<String>,
+}
+
+pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
+    let chosen: Vec<&KernelDef> = match &arguments.kernel {
+        Some(name) => vec![kernels.find(name)?],
+        None => kernels.defs().to_vec(),
+    };
+    let kernels: Vec<Kernel> = chosen.into_iter().map(describe).collect();
+    if arguments.json {
+        writeln!(out, "{}", to_json(&kernels))?;
+        return Ok(());
+    }
+    for (index, kernel) in kernels.iter().enumerate() {
+        if index > 0 {
+            writeln!(out)?;
+        }
+        print(kernel, arguments.kernel.is_some(), out)?;
+    }
+    Ok(())
+}
+
+fn print(kernel: &Kernel, whole: bool, out: &mut dyn Write) -> Result<()> {
+    let generics: Vec<String> = kernel.type_parameters.iter().map(|t| format!("{}: {}", t.name, t.bound)).collect();
+    let generics = if generics.is_empty() { String::new() } else { format!("<{}>", generics.join(", ")) };
+    writeln!(out, "{}{generics}", kernel.name)?;
+    let doc: Vec<&str> = match whole {
+        true => kernel.doc.lines().collect(),
+        false => kernel.doc.lines().take_while(|line| !line.trim().is_empty()).collect(),
+    };
+    for line in doc {
+        writeln!(out, "{}", format!("  {line}").trim_end())?;
+    }
+    let arguments = kernel.parameters.iter().map(|p| match p.kind {
+        "in" => format!("{}: In<{}>", p.name, p.ty),
+        "out" => format!("{}: Out<{}>", p.name, p.ty),
+        "inout" => format!("{}: InOut<{}>", p.name, p.ty),
+        _ => format!("{}: {}", p.name, p.ty),
+    });
+    list("arguments", arguments.collect(), out)?;
+    let constants = kernel.constants.iter().map(|c| match &c.default {
+        Some(default) => format!("{}: {} = {default}", c.name, c.ty),
+        None => format!("{}: {}", c.name, c.ty),
+    });
+    list("constants", constants.collect(), out)
+}
+
+/// Prints `title  a, b, c`, wrapped at 100 columns.
+fn list(title: &str, items: Vec<String>, out: &mut dyn Write) -> Result<()> {
+    const WIDTH: usize = 100;
+    if items.is_empty() {
+        return Ok(());
+    }
+    let mut line = format!("  {title}  ");
+    let indent = " ".repeat(line.len());
+    let last = items.len() - 1;
+    for (index, item) in items.into_iter().enumerate() {
+        let item = if index == last { item } else { format!("{item}, ") };
+        if line.len() + item.trim_end().len() > WIDTH && line.len() > indent.len() {
+            writeln!(out, "{}", line.trim_end())?;
+            line.clone_from(&indent);
+        }
+        line.push_str(&item);
+    }
+    writeln!(out, "{line}")?;
+    Ok(())
+}
+
+fn describe(def: &KernelDef) -> Kernel {
+    let type_name = |elem: ElemDef| match elem {
+        ElemDef::Fixed(dtype) => dtype.name().to_string(),
+        ElemDef::Generic(index) => def.generics.get(index).map_or("?", |g| g.name).to_string(),
+    };
+    let parameter = |p: &ParamDef| {
+        let (kind, elem) = match p.kind {
+            ParamKind::In(elem) => ("in", elem),
+            ParamKind::Out(elem) => ("out", elem),
+            ParamKind::InOut(elem) => ("inout", elem),
+            ParamKind::Scalar(elem) => ("scalar", elem),
+            ParamKind::Constexpr { .. } => return None,
+        };
+        Some(Parameter { name: p.name, kind, ty: type_name(elem), specialized: p.specialize })
+    };
+    let constant = |p: &ParamDef| match p.kind {
+        ParamKind::Constexpr { ty, default } => Some(Constant {
+            name: p.name,
+            ty: ty.trim_end().to_string(),
+            default: default.map(|d: ConstDefault| ConstValue::from(d).to_string()),
+        }),
+        ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => None,
+    };
+    Kernel {
+        name: def.name,
+        doc: def.doc.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_string(),
+        source: format!("{}:{}", def.file, def.line),
+        type_parameters: def
+            .generics
+            .iter()
+            .map(|g| TypeParameter {
+                name: g.name,
+                bound: g.bound,
+                members: g.members().iter().map(|d| d.name()).collect(),
+            })
+            .collect(),
+        parameters: def.params.iter().filter_map(parameter).collect(),
+        constants: def.params.iter().filter_map(constant).collect(),
+    }
+}

@@ -1,0 +1,561 @@
+//! `tilewright run`: runs a kernel on tensors from a safetensors file and writes its outputs to another.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use tilewright_codegen::analysis::memory_effects;
+use tilewright_codegen::ir::{DType, Func, Value};
+use tilewright_codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
+use tilewright_codegen::num;
+use tilewright_codegen::passes::dce;
+use tilewright_runtime::kernel::launch_erased;
+use tilewright_runtime::{Device, Error, LaunchArg, LaunchConfig};
+
+use crate::bind::{self, Extents, Strides};
+use crate::compile::Options;
+use crate::device::{self, DeviceArg};
+use crate::escape::printable;
+use crate::files;
+use crate::tensors::{self, Contents, OnDevice, Tensor};
+use crate::{CliError, Kernels, Result, choose, shapes};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Name of the kernel, as in `tilewright list`
+    kernel: String,
+    /// Safetensors file with the inputs; tensors have the names of the kernel's parameters
+    #[arg(short, long, value_name = "FILE")]
+    input: PathBuf,
+    /// Safetensors file for the outputs
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Number of programs along each axis: numbers, or names of arguments, constants and dimensions with `*` and `/`
+    /// (which rounds up), as in `rows/rows_tile`
+    #[arg(long, value_name = "X,Y,Z")]
+    grid: String,
+    /// Constants of the kernel: `q_tile=64,k_tile=32`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    set: Vec<String>,
+    /// Scalar arguments that cannot be derived from tensors: `scale=0.125`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    arg: Vec<String>,
+    /// Shape of an output that is not in the input file, as expressions like --grid's: `lse=heads,n_q`, or `o=q` for
+    /// the shape of `q`
+    #[arg(long, value_name = "NAME=X,Y,…")]
+    shape: Vec<String>,
+    /// Element types of type parameters without a tensor: `bf16`, or `T=bf16`
+    #[arg(long, value_name = "TYPE")]
+    dtype: Vec<String>,
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
+    #[arg(long, value_parser = device::parse)]
+    device: Option<DeviceArg>,
+    #[command(flatten)]
+    options: Options,
+}
+
+pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
+    let def = kernels.find(&arguments.kernel)?;
+    files::check_distinct(&[&arguments.output], &[&arguments.input])?;
+    files::check_writable(&arguments.output).map_err(|error| CliError::file("write", &arguments.output, error))?;
+    let job = Job::plan(def, arguments)?;
+    job.check_shapes()?;
+    job.check_outputs(&arguments.grid)?;
+    let device = device::open(arguments.device)?;
+    let outputs = job.launch(&device, &arguments.options)?;
+    tensors::write(&arguments.output, &outputs)?;
+    let [x, y, z] = job.grid;
+    writeln!(out, "`{}` ran on {device}, grid ({x}, {y}, {z})", def.name)?;
+    for (name, tensor) in &outputs {
+        writeln!(out, "{name}: {} {:?} in {}", tensor.dtype, tensor.shape, arguments.output.display())?;
+    }
+    Ok(())
+}
+
+/// A launch with all of its arguments, before a device is opened.
+struct Job {
+    def: &'static KernelDef,
+    dtypes: Vec<DType>,
+    constants: Vec<(&'static str, ConstValue)>,
+    /// Tensors of the input file that the kernel has parameters for.
+    given: BTreeMap<&'static str, Tensor>,
+    /// Shape and element type of all memory parameters.
+    memory: BTreeMap<&'static str, (Vec<usize>, DType)>,
+    scalars: BTreeMap<&'static str, LaunchArg>,
+    grid: [i64; 3],
+}
+
+impl Job {
+    fn plan(def: &'static KernelDef, arguments: &Arguments) -> Result<Job> {
+        let mut constants = choose::constants(def, &arguments.set)?;
+        let words = scalar_arguments(def, &arguments.arg)?;
+        let shapes = shape_arguments(def, &arguments.shape)?;
+        let file = tensors::read(&arguments.input)?;
+        let in_file: Vec<String> = file.iter().map(|(name, _)| name.clone()).collect();
+        let given = given_tensors(def, file);
+        if let Some((name, tensor)) = shapes.keys().find_map(|name| given.get_key_value(name)) {
+            let (shape, input) = (&tensor.shape, arguments.input.display());
+            let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
+            return Err(CliError::usage(message, "omit it: --shape is for tensors that are not in the input file"));
+        }
+        // Other unknown values may result from a missing tensor: report that tensor first.
+        let or_missing = |error| check_given(def, &given, &[], arguments, &in_file).err().unwrap_or(error);
+        let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
+        let strides = bind::strides(def);
+
+        let mut extents = Extents::default();
+        for (name, tensor) in &given {
+            bind::check_rank(def, name, tensor.shape.len(), strides.get(name))?;
+            extents.add_tensor(name, &tensor.shape, strides.get(name));
+        }
+        for (name, value) in constants.iter().chain(&defaults(def, &constants)) {
+            if let ConstValue::Int(n) = value {
+                extents.add_number(name, *n);
+            }
+        }
+        for (name, text) in &words {
+            if let Ok(n) = text.parse() {
+                extents.add_number(name, n);
+            }
+        }
+        for name in choose::missing_constants(def, &constants) {
+            if let Ok(Some(extent)) = extents.of_name(name) {
+                constants.push((name, ConstValue::Int(extent)));
+                extents.add_number(name, extent);
+            }
+        }
+        choose::check_complete(def, &constants).map_err(or_missing)?;
+        let func = recorded(def, &dtypes, &constants);
+        let unused = func.as_ref().map_or(Vec::new(), |func| unused_memory(def, func));
+        let unread = func.as_ref().map_or(Vec::new(), |func| unread_memory(def, func));
+        check_given(def, &given, &unread, arguments, &in_file)?;
+
+        let mut memory = BTreeMap::new();
+        for (param, elem) in memory_params(def) {
+            let dtype = elem.resolve(&dtypes).unwrap_or(DType::F32);
+            let shape = match (given.get(param.name), shapes.get(param.name)) {
+                (Some(tensor), _) => tensor.shape.clone(),
+                (None, Some(text)) => extents.evaluate_shape(text).map_err(|why| {
+                    CliError::usage(format!("--shape {}={text}: {why}", param.name), "see `tilewright run --help`")
+                })?,
+                (None, None) if unused.contains(&param.name) => {
+                    vec![0; strides.get(param.name).map_or(1, |strides| strides.params.len())]
+                }
+                (None, None) => output_shape(def, param.name, strides.get(param.name), &extents)?,
+            };
+            bind::check_rank(def, param.name, shape.len(), strides.get(param.name))?;
+            // A tensor that the kernel does not access does not define dimensions.
+            let touched = given.contains_key(param.name) || !unused.contains(&param.name);
+            extents.add_tensor(param.name, &shape, strides.get(param.name).filter(|_| touched));
+            memory.insert(param.name, (shape, dtype));
+        }
+        let scalars = scalars(def, &dtypes, &words, &strides, &extents)?;
+        for (name, value) in &scalars {
+            match value {
+                LaunchArg::I32(n) => extents.add_number(name, i64::from(*n)),
+                LaunchArg::I64(n) => extents.add_number(name, *n),
+                _ => {}
+            }
+        }
+        let grid = grid(&arguments.grid, &extents)?;
+        Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
+    }
+
+    /// Checks that the kernel's views have the shapes of the file's tensors. The launch reports mistakes in the kernel
+    /// itself.
+    fn check_shapes(&self) -> Result<()> {
+        let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
+        let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();
+        shapes::check(&func, &self.scalars, &given)
+    }
+
+    /// Checks that at least one program runs to write the outputs, and that their elements have distinct addresses.
+    fn check_outputs(&self, grid: &str) -> Result<()> {
+        let strides = bind::strides(self.def);
+        for (param, _) in memory_params(self.def).filter(|(param, _)| !matches!(param.kind, ParamKind::In(_))) {
+            let (name, (shape, _)) = (param.name, &self.memory[param.name]);
+            if shape.contains(&0) {
+                continue;
+            }
+            if self.grid.contains(&0) {
+                let [x, y, z] = self.grid;
+                return Err(CliError::usage(
+                    format!(
+                        "--grid {grid} is ({x}, {y}, {z}): no program runs, so output `{name}` of shape \
+                         {shape:?} is not written"
+                    ),
+                    "give a grid of at least 1 along every axis",
+                ));
+            }
+            let of_tensor = strides.get(name).map_or(&[][..], |strides| &strides.params);
+            for (dim, (stride, extent)) in of_tensor.iter().zip(shape).enumerate() {
+                if *extent > 1 && matches!(self.scalars.get(stride), Some(LaunchArg::I32(0) | LaunchArg::I64(0))) {
+                    return Err(CliError::usage(
+                        format!(
+                            "`{stride}` is 0: the {extent} elements of output `{name}` along dimension {dim} have \
+                             the same address"
+                        ),
+                        "only inputs can have a stride of 0; omit --arg to use the stride of the tensor",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the kernel and returns its outputs.
+    fn launch(&self, device: &Device, options: &Options) -> Result<Vec<(String, Tensor)>> {
+        let options = options.compile_options()?;
+        let mut buffers: BTreeMap<&'static str, Box<dyn OnDevice>> = BTreeMap::new();
+        for (name, (shape, dtype)) in &self.memory {
+            let contents = match self.given.get(name) {
+                Some(tensor) => Contents::Bytes(&tensor.bytes),
+                None => Contents::Poison(elements(name, shape)?),
+            };
+            buffers.insert(name, tensors::upload(device, *dtype, contents)?);
+        }
+        let mut config = LaunchConfig::new(self.grid);
+        config.num_warps = options.num_warps;
+        config.num_stages = options.num_stages;
+        config.debug_asserts = options.debug_asserts;
+        config.max_registers = options.max_registers;
+        config.schedule = options.schedule;
+
+        let mut memory = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
+        let mut args = tensors::kernel_args(self.def, &mut memory, &self.scalars);
+        let launched = launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants);
+        launched.map_err(|error| match error {
+            Error::OutOfBounds { name, elements, farthest_element, .. } => CliError::usage(
+                format!(
+                    "`{name}` has {elements} elements: kernel `{}` may access element {farthest_element}",
+                    self.def.name
+                ),
+                "check that the shapes of the tensors, --arg and --grid are consistent",
+            ),
+            Error::NegativeExtent { name, found, dim, .. } => CliError::usage(
+                format!(
+                    "`{name}` is {found}, but kernel `{}` uses it as the extent of dimension {dim}: expected 0 or more",
+                    self.def.name
+                ),
+                "pass --arg with the tensor's number of elements along this dimension",
+            ),
+            error => error.into(),
+        })?;
+        drop(args);
+        device.synchronize()?;
+
+        let mut outputs = Vec::new();
+        for (param, _) in memory_params(self.def).filter(|(param, _)| !matches!(param.kind, ParamKind::In(_))) {
+            let (shape, dtype) = &self.memory[param.name];
+            let bytes = buffers[param.name].download()?;
+            outputs.push((param.name.to_string(), Tensor { dtype: *dtype, shape: shape.clone(), bytes }));
+        }
+        Ok(outputs)
+    }
+}
+
+/// Iterates over the memory parameters, in the order of the signature.
+pub fn memory_params(def: &'static KernelDef) -> impl Iterator<Item = (&'static ParamDef, ElemDef)> {
+    def.params.iter().filter_map(|p| match p.kind {
+        ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem) => Some((p, elem)),
+        ParamKind::Scalar(_) | ParamKind::Constexpr { .. } => None,
+    })
+}
+
+fn elements(name: &str, shape: &[usize]) -> Result<usize> {
+    let product = shape.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent));
+    product.ok_or_else(|| CliError::Failure(format!("`{name}` with shape {shape:?} is too large")))
+}
+
+/// Returns the constants that are not given but have a default.
+fn defaults(def: &'static KernelDef, given: &[(&str, ConstValue)]) -> Vec<(&'static str, ConstValue)> {
+    let default = |p: &'static ParamDef| match p.kind {
+        ParamKind::Constexpr { default: Some(default), .. } if !given.iter().any(|(name, _)| *name == p.name) => {
+            Some((p.name, ConstValue::from(default)))
+        }
+        _ => None,
+    };
+    def.params.iter().filter_map(default).collect()
+}
+
+/// Parses `--arg` and checks the names against the kernel's scalar parameters.
+fn scalar_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
+    let known: Vec<&str> =
+        def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_))).map(|p| p.name).collect();
+    let mut pairs = choose::assignments(words, "--arg")?;
+    for (name, _) in &mut pairs {
+        *name = def.param_name(name);
+        if !known.contains(name) {
+            let help = match def.params.iter().find(|p| p.name == *name).map(|p| p.kind) {
+                Some(ParamKind::Constexpr { .. }) => format!("`{name}` is a constant: --set {name}=…"),
+                Some(_) => format!("`{name}` is a tensor: it belongs in the input file"),
+                None => choose::suggest(name, &known, "the arguments are"),
+            };
+            let message = format!("--arg {name} is unused: kernel `{}` has no scalar argument `{name}`", def.name);
+            return Err(CliError::usage(message, help));
+        }
+    }
+    Ok(pairs.into_iter().collect())
+}
+
+/// Parses `--shape` and checks the names against the kernel's memory parameters.
+fn shape_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
+    let known: Vec<&str> = memory_params(def).map(|(p, _)| p.name).collect();
+    let mut shapes = BTreeMap::new();
+    for word in words {
+        let (name, shape) = choose::assignment(word, "--shape")?;
+        let name = def.param_name(name);
+        if !known.contains(&name) {
+            let help = choose::suggest(name, &known, "the tensors are");
+            let message = format!("--shape {name} is unused: kernel `{}` has no tensor `{name}`", def.name);
+            return Err(CliError::usage(message, help));
+        }
+        if shapes.insert(name, shape).is_some() {
+            return Err(choose::named_twice("--shape", name));
+        }
+    }
+    Ok(shapes)
+}
+
+/// Returns the tensors of the file that the kernel has parameters for.
+fn given_tensors(def: &'static KernelDef, file: Vec<(String, Tensor)>) -> BTreeMap<&'static str, Tensor> {
+    let mut by_name: BTreeMap<String, Tensor> =
+        file.into_iter().map(|(name, tensor)| (def.param_name(&name).to_string(), tensor)).collect();
+    memory_params(def).filter_map(|(p, _)| Some((p.name, by_name.remove(p.name)?))).collect()
+}
+
+/// Checks that the file contains every tensor that the kernel reads.
+fn check_given(
+    def: &'static KernelDef,
+    given: &BTreeMap<&'static str, Tensor>,
+    unread: &[&'static str],
+    arguments: &Arguments,
+    in_file: &[String],
+) -> Result<()> {
+    let missing = memory_params(def).find(|(param, _)| {
+        let read = !matches!(param.kind, ParamKind::Out(_)) && !unread.contains(&param.name);
+        read && !given.contains_key(param.name)
+    });
+    let Some((param, _)) = missing else { return Ok(()) };
+    let shown: Vec<String> = in_file.iter().map(|name| printable(name)).collect();
+    let names: Vec<&str> = shown.iter().map(String::as_str).collect();
+    Err(CliError::usage(
+        format!("{} has no tensor `{}`, which `{}` reads", arguments.input.display(), param.name, def.name),
+        choose::suggest(param.name, &names, "the file has"),
+    ))
+}
+
+/// Records the kernel with these types and constants, and removes dead code. `None` if recording fails: the launch
+/// reports the error.
+fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static str, ConstValue)]) -> Option<Func> {
+    let mut func = def.record(dtypes, constants, &Specialization::default()).ok()?;
+    dce::run(&mut func);
+    Some(func)
+}
+
+/// Returns the memory parameters that the recorded function does not use, such as the bias of a matmul without one.
+fn unused_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
+    memory_params_without(def, func, |v| !func.uses(v).is_empty())
+}
+
+/// Returns the memory parameters that the recorded function does not read: unused ones, and accumulators that start at
+/// zero.
+fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
+    let read = memory_effects::read_pointers(func);
+    memory_params_without(def, func, |v| read.contains(&v))
+}
+
+/// Returns the memory parameters whose pointers do not satisfy `is`.
+fn memory_params_without(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
+    let params = &func.block(func.body).params;
+    let among = |name: &str| func.args.iter().zip(params).any(|(arg, &v)| *arg.name == *name && is(v));
+    memory_params(def).map(|(p, _)| p.name).filter(|name| !among(name)).collect()
+}
+
+/// Determines the element types of the type parameters from the tensors and from `--dtype`.
+fn element_types(
+    def: &'static KernelDef,
+    given: &BTreeMap<&'static str, Tensor>,
+    words: &[String],
+) -> Result<Vec<DType>> {
+    let mut found: Vec<Option<(&str, DType)>> = vec![None; def.generics.len()];
+    for (param, elem) in memory_params(def) {
+        let Some(tensor) = given.get(param.name) else { continue };
+        let mismatch = |expected: DType, why: String| {
+            CliError::usage(
+                format!("tensor `{}` is {}: kernel `{}` expects {expected}", param.name, tensor.dtype, def.name),
+                why,
+            )
+        };
+        match elem {
+            ElemDef::Fixed(dtype) if dtype != tensor.dtype => {
+                return Err(mismatch(dtype, format!("convert it to {dtype} first")));
+            }
+            ElemDef::Fixed(_) => {}
+            ElemDef::Generic(index) => match found[index] {
+                Some((other, dtype)) if dtype != tensor.dtype => {
+                    return Err(mismatch(dtype, format!("tensor `{other}` of the same type parameter is {dtype}")));
+                }
+                Some(_) => {}
+                None => {
+                    choose::check_member(def, index, tensor.dtype)?;
+                    found[index] = Some((param.name, tensor.dtype));
+                }
+            },
+        }
+    }
+    // `--dtype` is checked for all parameters that it names, even those whose type follows from a tensor.
+    let chosen = choose::partial_dtypes(def, words)?;
+    let mut untyped = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
+    let is_used = untyped.next().is_some();
+    for ((generic, found), chosen) in def.generics.iter().zip(&found).zip(&chosen) {
+        // The type of a tensor takes precedence over a `--dtype` without a parameter name, which then applies to the
+        // parameters without tensors only.
+        let named = choose::comma_separated(words)
+            .any(|word| word.split('=').next().is_some_and(|name| name.trim() == generic.name));
+        if let (Some((tensor, dtype)), Some(chosen)) = (found, chosen)
+            && dtype != chosen
+            && (named || !is_used)
+        {
+            return Err(CliError::usage(
+                format!("--dtype {chosen} is unused: tensor `{tensor}` determines that `{}` is {dtype}", generic.name),
+                "omit it, or convert the tensor first",
+            ));
+        }
+    }
+    let all = found.iter().zip(chosen).map(|(found, chosen)| found.map(|(_, dtype)| dtype).or(chosen));
+    choose::complete_dtypes(def, all.collect())
+}
+
+/// Derives the shape of an output from the names of its dimensions.
+///
+/// # Errors
+/// A dimension has no name, or its name denotes no extent, several extents or a negative extent.
+pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, extents: &Extents) -> Result<Vec<usize>> {
+    let unknown = |why: &str| {
+        CliError::usage(
+            format!("the shape of `{name}`, an output of `{}`, is unknown{why}", def.name),
+            format!("--shape {name}=…, with numbers, names of dimensions, or the name of a tensor of the same shape"),
+        )
+    };
+    let strides = strides.ok_or_else(|| unknown(""))?;
+    let extent = |dim: &Option<&'static str>| {
+        let dim = dim.ok_or_else(|| unknown(": its dimension has no name"))?;
+        match extents.of_name(dim) {
+            Ok(Some(extent)) => {
+                usize::try_from(extent).map_err(|_| unknown(&format!(": its dimension `{dim}` is {extent}")))
+            }
+            Ok(None) => Err(unknown(&format!(": no input has a dimension `{dim}`"))),
+            Err(why) => Err(unknown(&format!(": dimension `{dim}` is ambiguous: {why}"))),
+        }
+    };
+    strides.dims.iter().map(extent).collect()
+}
+
+/// Determines the values of all scalar parameters: from `--arg`, else as strides, else as extents.
+fn scalars(
+    def: &'static KernelDef,
+    dtypes: &[DType],
+    words: &BTreeMap<&str, &str>,
+    strides: &BTreeMap<&'static str, Strides>,
+    extents: &Extents,
+) -> Result<BTreeMap<&'static str, LaunchArg>> {
+    let mut known_strides: BTreeMap<&str, i64> = BTreeMap::new();
+    for (tensor, strides) in strides {
+        let shape = extents.shape(tensor).unwrap_or_default();
+        known_strides.extend(strides.params.iter().copied().zip(bind::dense_strides(shape)));
+    }
+    let mut scalars = BTreeMap::new();
+    let mut missing = Vec::new();
+    for param in def.params {
+        let ParamKind::Scalar(elem) = param.kind else { continue };
+        let dtype = elem.resolve(dtypes).unwrap_or(DType::I64);
+        let text = match (words.get(param.name), known_strides.get(param.name)) {
+            (Some(text), _) => (*text).to_string(),
+            (None, Some(stride)) => stride.to_string(),
+            (None, None) => match extents.of_name(param.name) {
+                Ok(Some(extent)) => extent.to_string(),
+                Ok(None) => {
+                    missing.push(format!("{}=… ({dtype})", param.name));
+                    continue;
+                }
+                Err(why) => {
+                    return Err(CliError::usage(
+                        format!("kernel `{}`: `{}` is ambiguous: {why}", def.name, param.name),
+                        format!("--arg {}=…", param.name),
+                    ));
+                }
+            },
+        };
+        scalars.insert(param.name, number(param.name, dtype, &text)?);
+    }
+    if missing.is_empty() {
+        return Ok(scalars);
+    }
+    Err(CliError::usage(
+        format!("kernel `{}` has arguments that cannot be derived from tensors", def.name),
+        format!("--arg {}", missing.join(", ")),
+    ))
+}
+
+/// Parses a number as a launch argument: unsigned integers become signed ones, 8- and 16-bit floats become their bits.
+fn number(name: &str, dtype: DType, text: &str) -> Result<LaunchArg> {
+    let wrong = || CliError::usage(format!("`{name}` cannot be {text}"), format!("its type is {dtype}"));
+    let bits = match dtype {
+        DType::Bool => u64::from(text.parse::<bool>().map_err(|_| wrong())?),
+        float if float.is_float() => num::encode(float, text.parse().map_err(|_| wrong())?),
+        int => {
+            let value: i128 = text.parse().map_err(|_| wrong())?;
+            let (low, high) = num::int_range(int);
+            if !(low..=high).contains(&value) {
+                return Err(wrong());
+            }
+            num::encode_int(int, value)
+        }
+    };
+    Ok(match (dtype, dtype.bytes()) {
+        (DType::F32, _) => LaunchArg::F32(f32::from_bits(bits as u32)),
+        (DType::F64, _) => LaunchArg::F64(f64::from_bits(bits)),
+        (_, 1) => LaunchArg::I8(bits as i8),
+        (_, 2) => LaunchArg::I16(bits as i16),
+        (_, 4) => LaunchArg::I32(bits as i32),
+        _ => LaunchArg::I64(bits as i64),
+    })
+}
+
+/// Evaluates the three extents of the grid.
+fn grid(text: &str, extents: &Extents) -> Result<[i64; 3]> {
+    let wrong = |why: String| {
+        CliError::usage(format!("--grid {text}: {why}"), "one to three extents, as in `rows/rows_tile,heads`")
+    };
+    let mut grid = [1; 3];
+    let parts: Vec<&str> = text.split(',').collect();
+    if parts.len() > grid.len() {
+        return Err(wrong(format!("a grid has three axes, found {}", parts.len())));
+    }
+    for (extent, part) in grid.iter_mut().zip(parts) {
+        *extent = extents.evaluate(part).map_err(wrong)?;
+        if *extent < 0 {
+            return Err(wrong(format!("an extent cannot be {extent}")));
+        }
+    }
+    Ok(grid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_the_range_of_their_type() {
+        assert_eq!(number("n", DType::I32, "-5").unwrap(), LaunchArg::I32(-5));
+        assert_eq!(number("n", DType::U8, "255").unwrap(), LaunchArg::I8(-1));
+        assert_eq!(number("n", DType::F32, "0.5").unwrap(), LaunchArg::F32(0.5));
+        assert_eq!(number("n", DType::BF16, "1").unwrap(), LaunchArg::I16(0x3f80));
+        assert_eq!(number("n", DType::Bool, "true").unwrap(), LaunchArg::I8(1));
+        for (dtype, text) in [(DType::I32, "2147483648"), (DType::U8, "-1"), (DType::F32, "x"), (DType::Bool, "2")] {
+            assert!(number("n", dtype, text).is_err(), "{text}");
+        }
+    }
+}

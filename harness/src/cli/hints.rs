@@ -1,0 +1,115 @@
+//! What commands cannot find out about the shipped kernels by themselves.
+
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
+use tilewright::kernels::{AUTOTUNED, KERNELS};
+use tilewright_cli::bind::{self, Extents};
+use tilewright_cli::{Hints, Kernel, Kernels};
+
+/// The kernels that ship, for the commands of [`tilewright_cli`].
+pub fn shipped() -> Kernels {
+    let tuned = AUTOTUNED.iter().map(|autotune| *autotune as &dyn Kernel);
+    let all: Vec<&'static dyn Kernel> = KERNELS.iter().map(|def| *def as &dyn Kernel).chain(tuned).collect();
+    Kernels::of(&all).with_hints(&Shipped)
+}
+
+struct Shipped;
+
+impl Hints for Shipped {
+    /// The values that the host functions of the shipped kernels choose for large tensors.
+    fn constant(&self, name: &str, constants: &[(&'static str, ConstValue)]) -> Option<ConstValue> {
+        let d = constants.iter().find(|(name, _)| *name == "d").and_then(|(_, value)| match value {
+            ConstValue::Int(n) => usize::try_from(*n).ok(),
+            _ => None,
+        });
+        Some(match name {
+            "d" | "q_tile" => ConstValue::Int(64),
+            "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.min(1 << 62).next_power_of_two().max(16)) as i64),
+            "ids_tile" => ConstValue::Int(512),
+            "rows_tile" | "heads_tile" => ConstValue::Int(8),
+            "tokens_tile" => ConstValue::Int(32),
+            "tile" => ConstValue::Int(1024),
+            "whole_rows" => ConstValue::Bool(true),
+            _ => return None,
+        })
+    }
+
+    /// Attention: k and v have the shape of q by default.
+    fn complete_shapes(&self, def: &'static KernelDef, extents: &mut Extents) {
+        let Some(shape) = extents.shape("q").map(<[usize]>::to_vec) else { return };
+        let strides = bind::strides(def);
+        for param in def.params.iter().filter(|p| ["k", "v"].contains(&p.name)) {
+            if extents.shape(param.name).is_none()
+                && !matches!(param.kind, ParamKind::Scalar(_) | ParamKind::Constexpr { .. })
+                && let Some(strides) = strides.get(param.name)
+            {
+                extents.add_tensor(param.name, &shape, Some(strides));
+            }
+        }
+    }
+
+    fn flop(&self, def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) -> Option<f64> {
+        flop(def, extents, constants)
+    }
+
+    /// In records, attention's forward kernel has the name of the forward pass.
+    fn record_name<'n>(&self, kernel: &'n str) -> &'n str {
+        match kernel {
+            "flash_attention_fwd" => "attention_fwd",
+            other => other,
+        }
+    }
+
+    fn record_shapes(&self, def: &KernelDef, shape: &[usize]) -> Vec<(&'static str, Vec<usize>)> {
+        match (def.name, shape) {
+            ("matmul", &[m, n, k]) => vec![("a", vec![m, k]), ("b", vec![k, n])],
+            _ => Vec::new(),
+        }
+    }
+
+    /// `causal`, or a precision. Other words are ignored.
+    fn record_constants(&self, case: &str) -> Vec<(&'static str, ConstValue)> {
+        let constant = |word| match word {
+            "causal" => Some(("causal", ConstValue::Bool(true))),
+            "full" => Some(("causal", ConstValue::Bool(false))),
+            "ieee" | "tf32" | "tf32x3" => Some(("precision", ConstValue::Variant(word.to_string()))),
+            _ => None,
+        };
+        case.split_whitespace().filter_map(constant).collect()
+    }
+}
+
+/// Counts the FLOPs of a launch, for kernels with matmuls: 2mnk for an m × k by k × n matmul.
+/// Attention has matmuls of queries × keys × head dimension, with half of the scores if causal: two in the forward
+/// kernel (S, O), four in the dK/dV kernel (S, dP, dV, dK), three in the dQ kernel (S, dP, dQ).
+fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) -> Option<f64> {
+    let matmuls = match def.name {
+        "matmul" => {
+            let size = |name: &str| extents.of_name(name).ok().flatten().map(|n| n as f64);
+            return Some(2.0 * size("m")? * size("n")? * size("k")?);
+        }
+        "flash_attention_fwd" => 2.0,
+        "flash_attention_bwd_dkdv" => 4.0,
+        "flash_attention_bwd_dq" => 3.0,
+        _ => return None,
+    };
+    let [batch, heads, n_q, d] = *extents.shape("q")? else { return None };
+    let n_k = *extents.shape("k")?.get(2)?;
+    let causal = constants.iter().any(|(name, value)| *name == "causal" && *value == ConstValue::Bool(true));
+    let scores = [batch, heads, n_q, n_k].map(|n| n as f64).iter().product::<f64>();
+    Some(matmuls * 2.0 * scores * d as f64 * if causal { 0.5 } else { 1.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+
+    #[test]
+    fn attention_flop_is_halved_by_the_causal_mask() {
+        let mut extents = Extents::default();
+        extents.add_tensor("q", &[1, 16, 16384, 64], None);
+        extents.add_tensor("k", &[1, 16, 16384, 64], None);
+        let of = |causal| flop(&FLASH_ATTENTION_FWD, &extents, &[("causal", ConstValue::Bool(causal))]).unwrap();
+        assert_eq!((of(false), of(true)), (4.0 * 16.0 * 16384.0 * 16384.0 * 64.0, of(false) / 2.0));
+    }
+}
