@@ -32,7 +32,7 @@ CARGO_TARGET_DIR=$target cargo package --quiet --no-verify --locked --allow-dirt
 cp -r tests/packages/. "$scratch"
 cp Cargo.lock "$scratch"
 {
-    printf '[workspace]\nmembers = ["with-llvm", "without-llvm", "with-candle"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n'
+    printf '[workspace]\nmembers = ["with-llvm", "without-llvm", "embedded", "with-candle"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n'
     for crate in "${crates[@]}"; do
         tar -xzf "$target/package/$crate-$version.crate" -C "$scratch"
         echo "$crate = { path = \"$crate-$version\" }"
@@ -50,8 +50,20 @@ if message=$(LLVM_SYS_221_PREFIX=$scratch/nowhere cargo build -p tilewright-code
 fi
 expect "$message" "needs LLVM 22" "apt-get install llvm-22-dev" "set LLVM_SYS_221_PREFIX to" "default-features = false"
 
-output=$(cargo run --quiet -p with-llvm -- "$COMPILED")
-expect "$output" "CPU: [2.0, 4.0, 6.0]"
+export TILEWRIGHT_CACHE=$scratch/cache
+output=$(TILEWRIGHT_TUNE=2 cargo run --quiet -p with-llvm -- "$COMPILED")
+expect "$output" "CPU: [2.0, 4.0, 6.0]" "tuned: tile="
+echo "$output"
+tuned=$(grep '^tuned' <<<"$output")
+
+# A program without LLVM embeds what its build script compiles, with the configuration that was measured. It needs no cache.
+cargo build --quiet -p embedded
+if cargo tree -p embedded --edges normal --prefix none | grep -E '^(inkwell|llvm-sys) '; then
+    die "the program with embedded kernels depends on LLVM's bindings"
+fi
+output=$(TILEWRIGHT_CACHE=off "$CARGO_TARGET_DIR/debug/embedded")
+expect "$output" "embedded: [2.0, 4.0, 6.0]" "refused: " "out of bounds" "other constant: " "built without LLVM" \
+    "by name: [2.0, 4.0, 6.0]" "embeds no kernel \`treble\`" "$tuned" "assumed: 3" "not assumed: "
 echo "$output"
 
 cargo check --quiet -p with-candle

@@ -171,6 +171,26 @@ pub enum Error {
     )]
     InvalidManifest { reason: String },
 
+    #[error("kernel `{kernel}` cannot be compiled ahead of time: {message}\n  help: {help}")]
+    AheadOfTime { kernel: &'static str, message: String, help: String },
+
+    #[error("cannot write {}: {reason}", path.display())]
+    WriteFile { path: std::path::PathBuf, reason: String },
+
+    #[error("kernels cannot be embedded: {0}\n  help: call `embed` in the build script of the crate that embeds them")]
+    NoBuildScript(String),
+
+    #[error(
+        "this program embeds no kernel `{kernel}` for {device}\n  \
+         help: pass it to `embed` in the build script, and put `include_kernels!();` into the crate{found}"
+    )]
+    NotEmbedded { kernel: String, device: String, found: String },
+
+    #[error(
+        "the code of `{kernel}` needs a CPU with {missing}, which this one does not have\n  help: compile it for `x86-64-v3` or less"
+    )]
+    CpuFeatures { kernel: String, missing: String },
+
     /// A mistake in a kernel, already formatted like an error of rustc.
     #[error("{0}")]
     Kernel(String),

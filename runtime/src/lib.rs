@@ -56,7 +56,8 @@ extern crate self as tilewright_runtime;
 pub mod __private {
     pub use crate::autotune;
     pub use crate::kernel;
+    pub use crate::precompiled::{AheadOfTime, embedded};
     pub use crate::{CompiledKernel, Device, Element, Grid, LaunchConfig, Result};
     pub use tilewright_codegen::lang;
-    pub use tilewright_codegen::target::Schedule;
+    pub use tilewright_codegen::target::{HostHooks, Schedule, Target};
 }

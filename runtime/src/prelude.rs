@@ -6,5 +6,5 @@ pub use half::{bf16, f16};
 pub use tilewright_codegen::constexpr_enum;
 pub use tilewright_codegen::diag::Diagnostic;
 pub use tilewright_codegen::lang::*;
-pub use tilewright_codegen::target::GpuArch;
+pub use tilewright_codegen::target::{GpuArch, HostCpu};
 pub use tilewright_dsl_macros::{autotune, device_fn, kernel};

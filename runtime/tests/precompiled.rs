@@ -260,3 +260,74 @@ fn without_a_footprint_a_launch_is_unchecked_or_refused() {
     unsafe { kernel.launch_unchecked(None, 1, &mut args) }.unwrap();
     assert_eq!(y.to_vec().unwrap(), [3.0; 64]);
 }
+
+/// y = a · x
+#[autotune(configs = [Config(tile = 32, num_warps = 2), Config(tile = 64)], key = [n, negate])]
+#[kernel]
+fn scale<T: Float>(x: In<T>, y: Out<T>, a: f32, n: i32, #[constexpr] negate: bool, #[constexpr] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let a = if negate { -a } else { a };
+    store(y + i, (load(x + i, mask = i < n).to::<f32>() * a).to::<T>(), mask = i < n);
+}
+
+#[test]
+fn a_compilation_from_rust_has_its_constants_assumptions_and_configuration() {
+    let scale = || Scale::<f32>::compile_for(GpuArch::Sm80).constant("negate", true);
+    let given = scale().constant("tile", 128usize).assume("n % 32, x % 4").compile().unwrap().document;
+    assert_eq!((&given.constants["tile"], &given.constants["negate"]), (&128.into(), &true.into()));
+    let assumed: Vec<u64> = given.manifest.args.iter().map(|arg| arg.divisible_by).collect();
+    assert_eq!(assumed, [4, 16, 1, 32], "x, y, a, n");
+    assert_eq!((given.manifest.kernel.as_str(), given.manifest.target.as_str()), ("scale", "sm_80"));
+    assert!(given.manifest.footprint.is_some());
+
+    // Without a table, the first configuration is the default one; a given constant has precedence.
+    let tuned = scale().tuned(Scale::<f32>::AUTOTUNE).compile().unwrap().document;
+    assert_eq!((&tuned.constants["tile"], tuned.options.num_warps), (&32.into(), 2));
+    let both = scale().tuned(Scale::<f32>::AUTOTUNE).constant("tile", 256usize).compile().unwrap().document;
+    assert_eq!((&both.constants["tile"], both.options.num_warps), (&256.into(), 2));
+}
+
+#[test]
+fn what_cannot_be_compiled_is_named() {
+    let scale = || Scale::<f32>::compile_for(GpuArch::Sm80).constant("tile", 64usize).constant("negate", false);
+    let tuned = || Scale::<f32>::compile_for(GpuArch::Sm80).tuned(Scale::<f32>::AUTOTUNE);
+    for (compilation, words) in [
+        (scale().assume("m % 16"), ["no argument `m`", "x, y, a, n"]),
+        (scale().assume("n"), ["`n` is not an assumption", "name%16"]),
+        (scale().assume("n % 12"), ["cannot be a multiple of 12", "power of two"]),
+        (scale().assume("n = 1, n % 16"), ["`n` has two assumptions", "once"]),
+        (scale().assume("a = 1"), ["`a` is of type f32", "pointers and integers"]),
+        (scale().constant("tiles", 3usize), ["no constexpr parameter `tiles`", "tile"]),
+        (Scale::<f32>::compile_for(GpuArch::Sm80), ["`negate`", "is not given"]),
+        (tuned(), ["constant `negate`, which has no value", "give the constant"]),
+        (tuned().size("a", 3), ["the size of `a` selects no configuration", "n, negate"]),
+    ] {
+        let message = compilation.compile().unwrap_err().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message}");
+    }
+}
+
+#[test]
+fn code_from_files_runs_as_the_struct_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let compiled = Scale::<f32>::compile_for(HostCpu::native()).constant("tile", 64usize).constant("negate", true);
+    let [code, manifest] = compiled.compile().unwrap().write(folder.path().join("new")).unwrap();
+    let read = (std::fs::read_to_string(manifest).unwrap(), std::fs::read(code).unwrap());
+    let device = Device::cpu();
+    let x = Buffer::from_slice(&device, &[1.0f32, 2.0, 3.0]).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 3).unwrap();
+    let mut args = [KernelArg::In(&x), KernelArg::Out(&mut y), KernelArg::scalar(2.0f32), KernelArg::scalar(3i32)];
+    load(&read.0, &read.1).unwrap().launch(1, &mut args).unwrap();
+    assert_eq!(y.to_vec().unwrap(), [-2.0, -4.0, -6.0]);
+}
+
+/// Code that may use instructions which this CPU does not have is not run.
+#[test]
+fn code_for_another_cpu_is_refused() {
+    let compiled = Scale::<f32>::compile_for(HostCpu::native()).constant("tile", 64usize).constant("negate", true);
+    let mut compiled = compiled.compile().unwrap();
+    let cpu = compiled.document.cpu.as_mut().unwrap();
+    (cpu.cpu, cpu.features) = ("znver9".into(), String::new());
+    let message = load(&compiled.document.to_json(), compiled.bytes()).unwrap_err().to_string();
+    assert!(message.contains("needs a CPU with") && message.contains("znver9"), "{message}");
+}

@@ -19,6 +19,18 @@ pub enum Target {
     Host(HostCpu),
 }
 
+impl From<GpuArch> for Target {
+    fn from(arch: GpuArch) -> Target {
+        Target::Nvptx(arch)
+    }
+}
+
+impl From<HostCpu> for Target {
+    fn from(cpu: HostCpu) -> Target {
+        Target::Host(cpu)
+    }
+}
+
 /// GPU architectures that the compiler distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum GpuArch {
@@ -44,6 +56,16 @@ pub struct HostCpu {
 }
 
 impl GpuArch {
+    /// The compute capability, as `9.0`.
+    pub fn compute_capability(self) -> &'static str {
+        match self {
+            GpuArch::Sm80 => "8.0",
+            GpuArch::Sm86 => "8.6",
+            GpuArch::Sm89 => "8.9",
+            GpuArch::Sm90a => "9.0",
+        }
+    }
+
     /// The name of the architecture in LLVM and ptxas.
     pub fn name(self) -> &'static str {
         match self {

@@ -151,6 +151,14 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
                 #launch
             }
 
+            /// A compilation of the kernel ahead of time for a GPU (`GpuArch`) or a CPU (`HostCpu`).
+            #[allow(dead_code)]
+            #vis fn compile_for(
+                #device: impl ::core::convert::Into<#private::Target>,
+            ) -> #private::AheadOfTime {
+                #private::AheadOfTime::new(Self::DEF, &[#(<#names as #lang::Dtype>::dtype()),*], #device)
+            }
+
             /// Compiles the variant that `launch_with` would launch, without launching it.
             ///
             /// # Errors

@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use tilewright_codegen::explain::Trace;
 use tilewright_codegen::ir::{DType, Func, Stage};
-use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
 use tilewright_codegen::pipeline::{self, MAX_REGISTERS, Observer};
 use tilewright_codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright_codegen::text;
+use tilewright_runtime::autotune::{Autotune, Config};
 use tilewright_runtime::env::Env;
 use tilewright_runtime::kernel::compile_error;
-use tilewright_runtime::precompiled::Document;
+use tilewright_runtime::precompiled::{self, Document};
 use tilewright_runtime::{dump, terminal};
 
 use crate::{CliError, Kernels, Result, choose};
@@ -29,13 +30,17 @@ pub struct Arguments {
     /// Element type of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`
     #[arg(long, value_name = "TYPE")]
     dtype: Vec<String>,
-    /// Constants of the kernel: `q_tile=64,k_tile=32`
+    /// Constants of the kernel: `q_tile=64,k_tile=32`. Default: those of the measured or shipped configuration
     #[arg(long, value_name = "NAME=VALUE,…")]
     set: Vec<String>,
     /// Assumptions about arguments: `d%16` (a multiple of 16), `stride=1` (equal to 1). Pointers are assumed to be
     /// aligned to 16 bytes; `x%1` drops that assumption
     #[arg(long, value_name = "NAME%N|NAME=N,…")]
     assume: Vec<String>,
+    /// Usual values of arguments that the shipped or measured configuration depends on, where it gives the constants
+    /// that are not given: `rows=4096`. Default: 16384
+    #[arg(long, value_name = "NAME=N,…")]
+    size: Vec<String>,
     #[command(flatten)]
     options: Options,
     /// Newest PTX version that the code may use, as in `8.3`
@@ -52,12 +57,13 @@ pub struct Arguments {
 /// Compiler options that every kernel has.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Warps (32 threads each) per block (GPU), a power of two
-    #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_warps)]
-    num_warps: u32,
-    /// Number of stages of software pipelines, in loops that do not set it themselves (GPU)
-    #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_stages)]
-    num_stages: u32,
+    /// Warps (32 threads each) per block (GPU), a power of two. Default: 4, or that of the configuration (`compile`)
+    #[arg(long, value_name = "N")]
+    num_warps: Option<u32>,
+    /// Number of stages of software pipelines, in loops that do not set it themselves (GPU). Default: 3, or that
+    /// of the configuration (`compile`)
+    #[arg(long, value_name = "N")]
+    num_stages: Option<u32>,
     /// Maximum number of registers per thread (GPU)
     #[arg(long, value_name = "N")]
     max_registers: Option<u32>,
@@ -184,7 +190,19 @@ fn ptx_version(text: &str) -> Result<u32, String> {
 impl Options {
     /// Returns options with these values, and with `device_assert`s.
     pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>, schedule: Schedule) -> Options {
+        let (num_warps, num_stages) = (Some(num_warps), Some(num_stages));
         Options { num_warps, num_stages, max_registers, no_asserts: false, schedule }
+    }
+
+    /// These options, and those of `base` where one is not given.
+    fn over(&self, base: CompileOptions) -> Options {
+        Options {
+            num_warps: self.num_warps.or(Some(base.num_warps)),
+            num_stages: self.num_stages.or(Some(base.num_stages)),
+            max_registers: self.max_registers.or(base.max_registers),
+            no_asserts: self.no_asserts,
+            schedule: target::Schedule::from(self.schedule).or(base.schedule).into(),
+        }
     }
 
     /// Checks the options and converts them to the compiler's.
@@ -192,15 +210,18 @@ impl Options {
     /// # Errors
     /// A number of warps, stages or registers that GPUs do not support.
     pub fn compile_options(&self) -> Result<CompileOptions> {
-        if !self.num_warps.is_power_of_two() || self.num_warps > 32 {
+        let default = CompileOptions::default();
+        let num_warps = self.num_warps.unwrap_or(default.num_warps);
+        let num_stages = self.num_stages.unwrap_or(default.num_stages);
+        if !num_warps.is_power_of_two() || num_warps > 32 {
             return Err(CliError::usage(
-                format!("--num-warps cannot be {}", self.num_warps),
+                format!("--num-warps cannot be {num_warps}"),
                 "a block has 1, 2, 4, 8, 16 or 32 warps",
             ));
         }
-        if !(1..=16).contains(&self.num_stages) {
+        if !(1..=16).contains(&num_stages) {
             return Err(CliError::usage(
-                format!("--num-stages cannot be {}", self.num_stages),
+                format!("--num-stages cannot be {num_stages}"),
                 "expected 1 to 16: 1 turns software pipelining off, 2 to 5 are common",
             ));
         }
@@ -213,12 +234,12 @@ impl Options {
             ));
         }
         Ok(CompileOptions {
-            num_warps: self.num_warps,
-            num_stages: self.num_stages,
+            num_warps,
+            num_stages,
             debug_asserts: !self.no_asserts,
             max_registers: self.max_registers,
             schedule: self.schedule.into(),
-            ..CompileOptions::default()
+            ..default
         })
     }
 }
@@ -228,20 +249,62 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let target = parse_target(&arguments.target)?;
     let emit = chosen_outputs(&arguments.emit, &target)?;
     let dtypes = choose::dtypes(def, &arguments.dtype)?;
-    let constants = choose::constants(def, &arguments.set)?;
+    let mut constants = choose::constants(def, &arguments.set)?;
+    let config = configuration(arguments, kernels.autotune(def), &target, &dtypes, &mut constants)?;
     choose::check_complete(def, &constants)?;
+    let options = arguments.options.over(config.map(|config| config.options()).unwrap_or_default());
     let request = Request {
         def,
         dtypes,
         constants,
         specialization: assumptions(def, &arguments.assume)?,
         target,
-        options: CompileOptions { ptx_version: arguments.ptx_version, ..arguments.options.compile_options()? },
+        options: CompileOptions { ptx_version: arguments.ptx_version, ..options.compile_options()? },
     };
     for path in compile_to(&request, &emit, &arguments.out)? {
         writeln!(out, "{}", path.display())?;
     }
     Ok(())
+}
+
+/// The configuration, if one of its constants is not given and has no default; it sets the constants that are not given.
+fn configuration(
+    arguments: &Arguments,
+    autotune: Option<&'static Autotune>,
+    target: &Target,
+    dtypes: &[DType],
+    constants: &mut Vec<(&'static str, ConstValue)>,
+) -> Result<Option<Config>> {
+    let sizes = choose::assignments(&arguments.size, "--size")?;
+    let keys = autotune.map_or(&[][..], |autotune| autotune.key);
+    let mut known = Vec::new();
+    for (name, text) in sizes {
+        let size = text.parse::<i64>().ok().filter(|size| *size > 0);
+        match (keys.contains(&name), size) {
+            (true, Some(size)) => known.push((name, size)),
+            (true, None) => {
+                return Err(CliError::usage(format!("--size {name} cannot be {text}"), "expected 1 or more"));
+            }
+            (false, _) => {
+                let message = format!("--size {name} is unused: no configuration depends on it");
+                return Err(CliError::usage(message, choose::suggest(name, keys, "configurations depend on")));
+            }
+        }
+    }
+    let Some(autotune) = autotune else { return Ok(None) };
+    if !choose::missing_constants(autotune.def, constants).iter().any(|name| autotune.tuned.contains(name)) {
+        return Ok(None);
+    }
+    let constant = |name: &str| constants.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
+    let size = |name: &str| known.iter().find(|(given, _)| *given == name).map(|(_, size)| *size);
+    let config = autotune.configuration_for(target, dtypes, &constant, &size)?;
+    terminal::print_stderr(format_args!("note: constants that are not given are those of the configuration {config}"));
+    for (name, value) in &config.constants {
+        if !constants.iter().any(|(given, _)| given == name) {
+            constants.push((name, value.clone()));
+        }
+    }
+    Ok(Some(config))
 }
 
 fn parse_target(word: &str) -> Result<Target> {
@@ -276,49 +339,18 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 /// Parses `--assume` on top of the default assumption that pointers are aligned to 16 bytes.
 ///
 /// # Errors
-/// An item of another form, an unknown argument, an argument with two assumptions, or an assumption that the type of
-/// the argument excludes.
+/// As [`precompiled::assumptions`].
 pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
-    let mut specialization = Specialization::aligned_memory(def);
-    let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
-    let mut seen = Vec::new();
-    for part in choose::comma_separated(words) {
-        let wrong = |message: String| {
-            Err(CliError::usage(message, "write --assume name%16 or --assume name=1, once for each name"))
-        };
-        // `name%16` assumes a multiple, `name=1` an equal number.
-        let is_multiple = part.contains('%');
-        let Some((name, number)) = part.split_once(if is_multiple { '%' } else { '=' }) else {
-            return wrong(format!("`{part}` is not an assumption"));
-        };
-        let (name, number) = (def.param_name(name.trim()), number.trim());
-        let Some(index) = passed.iter().position(|p| p.name == name) else {
-            let names: Vec<&str> = passed.iter().map(|p| p.name).collect();
-            let help = choose::suggest(name, &names, "the arguments are");
-            return Err(CliError::usage(format!("kernel `{}` has no argument `{name}`", def.name), help));
-        };
-        let kind = &passed[index].kind;
-        let is_memory = !matches!(kind, ParamKind::Scalar(_));
-        if let ParamKind::Scalar(ElemDef::Fixed(dtype)) = kind
-            && dtype.is_float()
-        {
-            return wrong(format!("`{name}` is of type {dtype}: assumptions apply to pointers and integers only"));
-        }
-        if seen.contains(&index) {
-            return wrong(format!("`{name}` has two assumptions"));
-        }
-        seen.push(index);
-        specialization.args[index] = match (is_multiple, number.parse::<i64>()) {
-            (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
-                ArgSpec { divisible_by: n as u64, equal_to: None }
+    precompiled::assumptions(def, choose::comma_separated(words)).map_err(|error| {
+        let help = match &error.unknown {
+            Some(name) => {
+                let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+                choose::suggest(name, &passed.map(|p| p.name).collect::<Vec<_>>(), "the arguments are")
             }
-            (false, Ok(n)) if !is_memory => ArgSpec { divisible_by: 1, equal_to: Some(n) },
-            (false, Ok(_)) => return wrong(format!("the pointer `{name}` cannot be assumed to be {number}")),
-            (true, _) => return wrong(format!("`{name}` cannot be a multiple of {number}: expected a power of two")),
-            (false, Err(_)) => return wrong(format!("`{name}` cannot be {number}: expected a number")),
+            None => error.help,
         };
-    }
-    Ok(specialization)
+        CliError::usage(error.message, help)
+    })
 }
 
 /// Everything that one compilation depends on.

@@ -185,6 +185,28 @@ fn a_folder_that_cannot_be_made_is_named() {
 }
 
 #[test]
+fn without_constants_the_configuration_is_the_shipped_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let words = ["compile", "weighted_sum_fwd", "--dtype", "f32", "-o", "x", "--target"];
+    let manifest = |more: &[&str]| -> serde_json::Value {
+        let ran = tilewright(dir.path(), &[&words[..], more].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        assert!(ran.err.contains("note: constants that are not given are those of the configuration"), "{}", ran.err);
+        serde_json::from_str(&std::fs::read_to_string(dir.path().join("x/manifest.json")).unwrap()).unwrap()
+    };
+    let [narrow, wide] = ["d=256", "d=8192"].map(|size| manifest(&["sm_90a", "--size", &format!("rows=50000,{size}")]));
+    let tile = |manifest: &serde_json::Value| manifest["constants"]["d_tile"].as_u64().unwrap();
+    assert!(tile(&narrow) < tile(&wide), "{} {}", narrow["constants"], wide["constants"]);
+    // What is given has precedence, and is complete with the rest of the configuration.
+    let given = manifest(&["sm_90a", "--set", "rows_tile=2", "--num-warps", "16"]);
+    assert_eq!((&given["constants"]["rows_tile"], &given["options"]["num_warps"]), (&2.into(), &16.into()));
+    assert!(tile(&given) > 0 && manifest(&["host"])["constants"]["d_tile"].is_u64());
+
+    let wrong = tilewright(dir.path(), &[&words[..], &["host", "--size", "cols=3"]].concat()).fails(2);
+    assert!(wrong.contains("--size cols is unused") && wrong.contains("configurations depend on d, rows"), "{wrong}");
+}
+
+#[test]
 fn dumps_are_printed_for_the_stage_and_kernel_that_are_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let dump = |request: &str| {

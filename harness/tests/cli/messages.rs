@@ -53,7 +53,7 @@ fn mistakes_on_the_command_line() {
         ("no_dtype", &["compile", "weighted_sum_fwd", "--target", "sm_80", "-o", "x"]),
         ("bad_dtype", &["compile", "weighted_sum_fwd", "--target", "sm_80", "--dtype", "bf17", "-o", "x"]),
         ("foreign_dtype", &["compile", "weighted_sum_fwd", "--target", "sm_80", "--dtype", "i32", "-o", "x"]),
-        ("missing_constants", &["compile", "weighted_sum_fwd", "--target", "sm_80", "--dtype", "f32", "-o", "x"]),
+        ("missing_constants", &["compile", "activation_fwd", "--target", "sm_80", "--dtype", "f32", "-o", "x"]),
         (
             "unknown_constant",
             &["compile", "weighted_sum_fwd", "--target", "sm_80", "--dtype", "f32", "--set", "row_tile=16", "-o", "x"],

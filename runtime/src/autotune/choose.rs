@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::Specialization;
+use tilewright_codegen::lang::kernel::{ParamKind, Specialization};
+use tilewright_codegen::target::CompileOptions;
 use tilewright_codegen::text;
 
-use super::config::{Autotune, Config, KeyPart, Problem};
+use super::config::{Autotune, Config, KeyPart, KeyValue, Problem};
 use super::journal::{Event, Journal};
 use super::store::{self, DeviceId};
 use super::table::{Entry, Table};
@@ -20,10 +21,13 @@ use crate::device::{Device, Inner};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::kernel::{LaunchConfig, render_with_source};
+use crate::precompiled::embedded;
 
 /// Origin of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
+    /// Of the code that this program embeds.
+    Embedded,
     /// Measured on this machine, by this process or an earlier one.
     Measured,
     /// From a table that ships with the kernel, for this device and key.
@@ -163,11 +167,33 @@ pub fn choose(
     }
     let problem = Problem { target: device.target(), def: autotune.def, dtypes, parts: key_parts() };
     let default = autotune.default_config(&problem);
+    if options.is_none()
+        && let Some(config) = embedded_config(autotune, device, &problem)
+    {
+        let (kernel, key, source) = (autotune.def.name, problem.key(), Source::Embedded);
+        return Ok(insert_choice(Choice { kernel, key, config, source, choice_key, default }));
+    }
     let search =
         Search { autotune, device, problem: &problem, base, id: DeviceId::of(device), default: default.clone() };
     let (config, source) = search.run(options.as_ref(), attempt)?;
     tracing::debug!("{} with {}: {config} ({source:?})", autotune.def.name, problem.key());
     Ok(insert_choice(Choice { kernel: autotune.def.name, key: problem.key(), config, source, choice_key, default }))
+}
+
+/// The configuration of the code that this program embeds for the kernel, types and constants of the key.
+fn embedded_config(autotune: &'static Autotune, device: &Device, problem: &Problem) -> Option<Config> {
+    let constants = problem.parts.iter().filter_map(|part| match &part.value {
+        KeyValue::Exact(value) if is_constant(autotune, part.name) => Some((part.name, value.clone())),
+        KeyValue::Exact(_) | KeyValue::Size(_) => None,
+    });
+    let known: Vec<_> = constants.collect();
+    let (constants, CompileOptions { num_warps, num_stages, max_registers, schedule, .. }) =
+        embedded::configuration(autotune.def, device, problem.dtypes, &known, autotune.tuned)?;
+    Some(Config { constants, num_warps, num_stages, max_registers, schedule })
+}
+
+fn is_constant(autotune: &Autotune, name: &str) -> bool {
+    autotune.def.params.iter().any(|p| p.name == name && matches!(p.kind, ParamKind::Constexpr { .. }))
 }
 
 impl Choice {

@@ -7,10 +7,12 @@
 use std::fmt;
 
 use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, KernelDef};
+use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, ElemDef, KernelDef, ParamKind};
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 
+use super::store::saved_choices;
 use super::table::Table;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kernel::{Grid, LaunchConfig};
 
@@ -132,6 +134,17 @@ impl Config {
         })
     }
 
+    /// The compiler's options of this configuration.
+    pub fn options(&self) -> CompileOptions {
+        CompileOptions {
+            num_warps: self.num_warps,
+            num_stages: self.num_stages,
+            max_registers: self.max_registers,
+            schedule: self.schedule,
+            ..CompileOptions::default()
+        }
+    }
+
     /// `base` with this configuration and grid.
     pub fn launch_config(&self, base: &LaunchConfig, grid: impl Into<Grid>) -> LaunchConfig {
         LaunchConfig {
@@ -182,6 +195,50 @@ impl Autotune {
     pub fn default_config(&self, problem: &Problem) -> Config {
         let declared = self.default.map(|default| default(problem));
         declared.or_else(|| self.configs().next()).unwrap_or_default()
+    }
+
+    /// The configuration to compile for ahead of time: the nearest one that this machine measured, if the target is its
+    /// CPU, else the nearest one that ships for the architecture, else the default. Parts of the key are the values of
+    /// `constant` or their defaults, and the sizes of `size`, else 16384.
+    ///
+    /// # Errors
+    /// A constant in the key has no value; an invalid environment variable.
+    pub fn configuration_for(
+        &self,
+        target: &Target,
+        dtypes: &[DType],
+        constant: &dyn Fn(&str) -> Option<ConstValue>,
+        size: &dyn Fn(&str) -> Option<i64>,
+    ) -> Result<Config> {
+        let part = |&name: &&'static str| {
+            let kind = self.def.params.iter().find(|p| p.name == name).map(|p| p.kind);
+            let value = match kind {
+                Some(ParamKind::Constexpr { default, .. }) => {
+                    let value = constant(name).or(default.map(ConstValue::from));
+                    KeyValue::Exact(value.ok_or_else(|| Error::AheadOfTime {
+                        kernel: self.def.name,
+                        message: format!("the configuration depends on the constant `{name}`, which has no value"),
+                        help: format!("give the constant `{name}`"),
+                    })?)
+                }
+                Some(ParamKind::Scalar(ElemDef::Fixed(DType::Bool))) => {
+                    KeyValue::Exact(constant(name).unwrap_or(ConstValue::Bool(false)))
+                }
+                _ => KeyValue::Size(size_bucket(size(name).unwrap_or(16384))),
+            };
+            Ok(KeyPart { name, value })
+        };
+        let parts = self.key.iter().map(part).collect::<Result<_>>()?;
+        let problem = Problem { target: target.clone(), def: self.def, dtypes, parts };
+        match target {
+            Target::Nvptx(arch) => Ok(self.shipped_for(arch.compute_capability(), &problem)),
+            Target::Host(_) => {
+                let saved = saved_choices(self.def.name, &Device::cpu()).renamed(self.def);
+                let nearest = saved.nearest(self.def.name, &problem.key());
+                let measured = nearest.and_then(|(entry, _)| self.parse_config(&entry.config).ok());
+                Ok(measured.unwrap_or_else(|| self.default_config(&problem)))
+            }
+        }
     }
 
     /// The configuration of the nearest entry of the tables that ship with the kernel, for any GPU of this compute

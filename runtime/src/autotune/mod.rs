@@ -3,11 +3,13 @@
 //! `#[autotune]` above `#[kernel]` lists configurations (tile sizes, warps, stages) and names the arguments on which
 //! the best one depends, the *key*. A launch without a configuration uses the first of these that exists:
 //!
-//! 1. what this machine measured before, for the same device, key, kernel and compiler (on disk, `store.rs`);
-//! 2. a measurement now, if it was requested ([`tuning`], or `TILEWRIGHT_TUNE=seconds`);
-//! 3. the entry of a table that ships with the kernel (`table.rs`), for the same device and key;
-//! 4. the nearest entry of 1 and 3: its key is equal except for sizes, each within a factor of 16;
-//! 5. the kernel's default.
+//! 1. that of code for the same types and constants of the key that this program embeds, unless a measurement is
+//!    requested;
+//! 2. what this machine measured before, for the same device, key, kernel and compiler (on disk, `store.rs`);
+//! 3. a measurement now, if it was requested ([`tuning`], or `TILEWRIGHT_TUNE=seconds`);
+//! 4. the entry of a table that ships with the kernel (`table.rs`), for the same device and key;
+//! 5. the nearest entry of 2 and 4: its key is equal except for sizes, each within a factor of 16;
+//! 6. the kernel's default.
 //!
 //! A measurement (`tuner.rs`) compiles the candidates in parallel (`load.rs`), drops those that cannot fit, checks each
 //! candidate's outputs against those of the first, on scratch memory so that the caller's memory does not change, and

@@ -13,6 +13,7 @@ use super::{Consts, KernelArg, LaunchConfig, compile, compile_func};
 use crate::device::{Device, Inner};
 use crate::error::Result;
 use crate::launch::{CompiledKernel, LaunchArg};
+use crate::precompiled::embedded;
 use crate::trace;
 
 /// The key of a variant.
@@ -122,6 +123,10 @@ pub(super) fn find_or_compile(
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
     let options = device.limit_ptx_version(&config.options());
+    if let Some(kernel) = embedded::find(def, device, dtypes, &values, &options, &specialization(def, args))? {
+        VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, kernel.clone());
+        return Ok(kernel);
+    }
     let (func, footprint) = {
         let _span = trace::span("kernel recorded");
         let func = compile::record(def, dtypes, &values, &specialization(def, args))?;

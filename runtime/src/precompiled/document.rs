@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use tilewright_codegen::compiler_id;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
-use tilewright_codegen::target::{Artifact, Code, CompileOptions, Manifest};
+use tilewright_codegen::target::{Artifact, Code, CompileOptions, HostCpu, Manifest};
 
+use super::cpu;
 use crate::error::{Error, Result};
 
 /// Version of the format; incremented when the meaning of a field changes.
@@ -34,6 +35,12 @@ pub struct Document {
     /// The BLAKE3 hash of the code (`ptx` or `obj`) as hexadecimal digits. Empty in manifests of earlier versions.
     #[serde(default)]
     pub code_hash: String,
+    /// The BLAKE3 hash of the kernel's Tile IR as recorded. Empty in manifests of earlier versions.
+    #[serde(default)]
+    pub ir_hash: String,
+    /// The CPU of native code. `None` for GPUs, and in manifests of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<HostCpu>,
 }
 
 /// How a kernel accesses the memory of an argument.
@@ -98,6 +105,8 @@ impl Document {
             options: options.clone(),
             files: files.iter().map(|(kind, name)| (kind.to_string(), name.clone())).collect(),
             code_hash: hash(code),
+            ir_hash: String::new(),
+            cpu: None,
         }
     }
 
@@ -150,13 +159,24 @@ impl Document {
             ),
         })
     }
+
+    /// Checks that this CPU has the features that native code needs, if the manifest names them.
+    ///
+    /// # Errors
+    /// A feature that it does not have.
+    pub(super) fn check_cpu(&self) -> Result<()> {
+        match self.cpu.as_ref().and_then(cpu::missing) {
+            Some(missing) => Err(Error::CpuFeatures { kernel: self.manifest.kernel.clone(), missing }),
+            None => Ok(()),
+        }
+    }
 }
 
 fn hash(code: &[u8]) -> String {
     blake3::hash(code).to_hex().to_string()
 }
 
-fn json(value: &ConstValue) -> serde_json::Value {
+pub(super) fn json(value: &ConstValue) -> serde_json::Value {
     match value {
         ConstValue::Int(n) => (*n).into(),
         ConstValue::Float(x) => (*x).into(),

@@ -1,18 +1,31 @@
-//! Kernels that were compiled ahead of time, by `tilewright compile` or [`kernel::compile`](crate::kernel::compile()).
+//! Kernels that are compiled ahead of time, by [`AheadOfTime`] or `tilewright compile`.
+//!
+//! [`PrecompiledKernel`] launches code from files. A build script embeds code into a program by [`embed`], and the
+//! program has it by [`include_kernels!`](crate::include_kernels): launches of the kernels' structs then use that code.
 //!
 //! A program needs the manifest and the code, and neither the source of the kernel nor LLVM. Manifests have the
 //! kernel's access footprint, so a launch is checked as one of a kernel that is compiled at run time.
 
+mod ahead;
+mod cpu;
 mod document;
+mod embed;
+#[doc(hidden)]
+pub mod embedded;
 
 use crate::device::{Device, same_device};
 use crate::error::{Error, Result};
 use crate::kernel::{Grid, KernelArg, ir_dtype, values};
 use crate::launch::CompiledKernel;
 use crate::stream::Stream;
+use tilewright_codegen::ir::Func;
 use tilewright_codegen::target::{ArgType, Artifact, Code, HostEntry, Manifest};
+use tilewright_codegen::text;
 
+pub use ahead::{AheadOfTime, AssumptionError, Compiled, assumptions};
 pub use document::{Access, Document, MemoryArg};
+pub use embed::embed;
+pub use embedded::EmbeddedKernel;
 
 /// A kernel that was compiled ahead of time, on a device.
 ///
@@ -69,6 +82,7 @@ impl PrecompiledKernel {
     pub unsafe fn load(device: &Device, manifest: &str, code: &[u8]) -> Result<PrecompiledKernel> {
         let document = Document::from_json(manifest)?;
         document.check_code(code)?;
+        document.check_cpu()?;
         let manifest = document.manifest.clone();
         let code = match manifest.target.as_str() {
             "host" => Code::Object(code.to_vec()),
@@ -89,7 +103,17 @@ impl PrecompiledKernel {
     /// As for [`PrecompiledKernel::load`]; `entry` is the entry of the object that the manifest was written with.
     pub unsafe fn linked(manifest: &str, entry: HostEntry) -> Result<PrecompiledKernel> {
         let document = Document::from_json(manifest)?;
+        document.check_cpu()?;
         let kernel = Device::cpu().load_linked(&document.manifest, entry)?;
+        PrecompiledKernel::new(document, kernel)
+    }
+
+    /// The first kernel of that name that this program embeds and that runs on the device.
+    ///
+    /// # Errors
+    /// There is none; a CPU without a feature that the code needs; and what the driver reports.
+    pub fn embedded(device: &Device, kernel: &str) -> Result<PrecompiledKernel> {
+        let (document, kernel) = embedded::load(device, kernel)?;
         PrecompiledKernel::new(document, kernel)
     }
 
@@ -199,6 +223,11 @@ impl PrecompiledKernel {
         }
         grid.checked(&self.kernel.label())
     }
+}
+
+/// Identifies a kernel as recorded for types, constants and assumptions.
+fn ir_hash(func: &Func) -> String {
+    blake3::hash(text::print(func).as_bytes()).to_hex().to_string()
 }
 
 /// An argument in words: memory by whether the kernel writes it and its element type, or a number.

@@ -4,7 +4,7 @@
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::target::{self, GpuArch, Target};
-use tilewright_runtime::autotune::{Autotune, Config, KeyPart, KeyValue, Problem, size_bucket};
+use tilewright_runtime::autotune::Config;
 
 use super::roofline::Work;
 use super::{Arguments, Row};
@@ -46,7 +46,10 @@ impl Subject {
         let config = match kernels.autotune(def) {
             Some(autotune) => {
                 default_constants(def, hints, autotune.tuned, &mut constants, &mut assumed);
-                let config = shipped_config(autotune, arguments.target, &dtypes, &constants, &extents);
+                let constant =
+                    |name: &str| constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+                let size = |name: &str| extents.of_name(name).ok().flatten();
+                let config = autotune.configuration_for(&Target::Nvptx(arguments.target), &dtypes, &constant, &size)?;
                 for (name, value) in &config.constants {
                     if !constants.iter().any(|(known, _)| known == name) {
                         constants.push((name, value.clone()));
@@ -270,40 +273,6 @@ fn default_config(constants: &[(&str, ConstValue)]) -> Config {
         .fold(1, i64::saturating_mul);
     let warps = u32::try_from(tile / 1024).unwrap_or(4).clamp(4, 16);
     Config::default().num_warps(warps.next_power_of_two())
-}
-
-/// Returns the shipped configuration for the problem, or the default.
-fn shipped_config(
-    autotune: &Autotune,
-    arch: GpuArch,
-    dtypes: &[DType],
-    constants: &[(&'static str, ConstValue)],
-    extents: &Extents,
-) -> Config {
-    let part = |&name: &&'static str| {
-        let constant = constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-        let default = || {
-            let param = autotune.def.params.iter().find(|p| p.name == name)?;
-            match param.kind {
-                ParamKind::Constexpr { default, .. } => default.map(ConstValue::from),
-                _ => None,
-            }
-        };
-        let value = match constant.or_else(default) {
-            Some(value) => KeyValue::Exact(value),
-            None => KeyValue::Size(size_bucket(extents.of_name(name).ok().flatten().unwrap_or(16384))),
-        };
-        KeyPart { name, value }
-    };
-    let parts = autotune.key.iter().map(part).collect();
-    let problem = Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts };
-    let capability = match arch {
-        GpuArch::Sm80 => "8.0",
-        GpuArch::Sm86 => "8.6",
-        GpuArch::Sm89 => "8.9",
-        GpuArch::Sm90a => "9.0",
-    };
-    autotune.shipped_for(capability, &problem)
 }
 
 /// Returns the specialization for dense tensors whose extents are multiples of 16.

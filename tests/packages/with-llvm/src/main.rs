@@ -1,13 +1,14 @@
-//! Runs a kernel on the CPU, and compiles it ahead of time into the folder that the command line names.
+//! Runs a kernel on the CPU, compiles it ahead of time into the folder that the command line names, and tunes another one
+//! if `TILEWRIGHT_TUNE` says so.
 
-use tilewright::codegen::lang::kernel::{ConstValue, Specialization};
-use tilewright::codegen::target::{Code, CompileOptions, HostCpu, Target};
-use tilewright::precompiled::Document;
 use tilewright::prelude::*;
 
 #[path = "../../kernel.rs"]
 mod kernel;
-use kernel::{DOUBLE, Double};
+#[path = "../../tuned.rs"]
+mod tuned;
+use kernel::Double;
+use tuned::Scale;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let device = Device::cpu();
@@ -17,14 +18,13 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     println!("CPU: {:?}", y.to_vec()?);
 
     let folder = std::path::PathBuf::from(std::env::args().nth(1).ok_or("expected a folder")?);
-    let (constants, options) = ([("tile", ConstValue::Int(4))], CompileOptions::default());
-    let aligned = Specialization::aligned_memory(&DOUBLE);
-    let target = Target::Host(HostCpu::native());
-    let artifact = tilewright::kernel::compile(&DOUBLE, &[], &constants, &aligned, &target, &options)?;
-    let Code::Object(object) = &artifact.code else { return Err("expected an object file".into()) };
-    let files = [("obj", "double.o".to_string())];
-    let document = Document::new(&DOUBLE, &[], &constants, &options, &artifact, &files);
-    std::fs::write(folder.join("double.o"), object)?;
-    std::fs::write(folder.join("manifest.json"), document.to_json())?;
+    Double::compile_for(HostCpu::native()).constant("tile", 4usize).compile()?.write(folder)?;
+
+    let x = Buffer::from_slice(&device, &[1.0f32; 5000])?;
+    let mut y = Buffer::<f32>::zeros(&device, 5000)?;
+    let mut scale = Scale { x: &x, y: &mut y, a: 3.0, n: 5000, tile: tuned() };
+    scale.launch_tuned(&device, |scale| 5000usize.div_ceil(scale.tile))?;
+    println!("tuned: tile={}", scale.tile);
+    assert_eq!(y.to_vec()?, [3.0; 5000]);
     Ok(())
 }
