@@ -56,6 +56,16 @@ expect "$output" "CPU: [2.0, 4.0, 6.0]" "tuned: tile="
 echo "$output"
 tuned=$(grep '^tuned' <<<"$output")
 
+# The command line of the program's own kernels, which starts from the configuration that was measured.
+output=$(cargo run --quiet -p with-llvm --bin kernels -- list)
+expect "$output" "double" "scale<T: Float>"
+output=$(cargo run --quiet -p with-llvm --bin kernels -- compile scale --target host --dtype f32 --size n=5000 -o "$scratch/scale" 2>&1)
+expect "$output" "scale.o" "manifest.json" "those of the configuration ${tuned#tuned: }"
+output=$(cargo run --quiet -p with-llvm --bin kernels -- bench double --device cpu --shape x=1000 --shape y=1000 \
+    --grid n_x/tile --arg n=1000 --set tile=64 --against tile=512 --warmup-ms 1 --rep-ms 5)
+expect "$output" "tile=64" "tile=512" "GB/s"
+echo "$output"
+
 # A program without LLVM embeds what its build script compiles, with the configuration that was measured. It needs no cache.
 cargo build --quiet -p embedded
 if cargo tree -p embedded --edges normal --prefix none | grep -E '^(inkwell|llvm-sys) '; then

@@ -1,4 +1,4 @@
-//! The command line of kernels: list, compile, run, explain.
+//! The command line of kernels: list, compile, run, bench, explain.
 //!
 //! A crate with kernels of its own gets the commands with one call:
 //!
@@ -20,7 +20,8 @@
 //! The program `tilewright` has the same commands for the kernels that ship. A program with other commands, too, takes
 //! the `Arguments` of the commands into its own command line, and passes [`Kernels`] to their `run`.
 //!
-//! In reading order: [`kernels`], the commands ([`list`], [`compile`], [`run`], [`explain`]), and what commands share:
+//! In reading order: [`kernels`], the commands ([`list`], [`compile`], [`run`], [`mod@bench`],
+//! [`explain`]), and what commands share:
 //! [`choose`] and [`bind`] (names to kernels, constants, shapes), [`device`], [`tensors`], [`output`] and [`error`],
 //! [`files`], [`report`], [`signals`].
 
@@ -28,6 +29,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 #![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]
 
+pub mod bench;
 pub mod bind;
 pub mod choose;
 pub mod compile;
@@ -58,7 +60,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Tilewright kernels: list, compile, run, explain.
+/// Tilewright kernels: list, compile, run, benchmark, explain.
 #[derive(Parser)]
 #[command(max_term_width = 100)]
 struct Arguments {
@@ -74,6 +76,8 @@ enum Command {
     Compile(compile::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
+    /// Time a kernel at given shapes, also beside other constants
+    Bench(Box<bench::Arguments>),
     /// Analyze a compiled kernel: registers, occupancy, instructions, and roofline bounds
     Explain(Box<explain::Arguments>),
 }
@@ -88,6 +92,7 @@ pub fn main(kernels: &[&'static dyn Kernel]) -> ExitCode {
         Command::List(arguments) => list::run(arguments, &kernels, out),
         Command::Compile(arguments) => compile::run(arguments, &kernels, out),
         Command::Run(arguments) => run::run(arguments, &kernels, out),
+        Command::Bench(arguments) => bench::run(arguments, &kernels, out),
         Command::Explain(arguments) => explain::run(arguments, &kernels, out),
     })
 }

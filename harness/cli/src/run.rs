@@ -23,84 +23,118 @@ use crate::{CliError, Kernels, Result, choose, shapes};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Name of the kernel, as in `tilewright list`
-    kernel: String,
     /// Safetensors file with the inputs; tensors have the names of the kernel's parameters
     #[arg(short, long, value_name = "FILE")]
     input: PathBuf,
     /// Safetensors file for the outputs
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Number of programs along each axis: numbers, or names of arguments, constants and dimensions with `*` and `/`
-    /// (which rounds up), as in `rows/rows_tile`
-    #[arg(long, value_name = "X,Y,Z")]
-    grid: String,
-    /// Constants of the kernel: `q_tile=64,k_tile=32`
-    #[arg(long, value_name = "NAME=VALUE,…")]
-    set: Vec<String>,
-    /// Scalar arguments that cannot be derived from tensors: `scale=0.125`
-    #[arg(long, value_name = "NAME=VALUE,…")]
-    arg: Vec<String>,
+    #[command(flatten)]
+    launch: Launch,
     /// Shape of an output that is not in the input file, as expressions like --grid's: `lse=heads,n_q`, or `o=q` for
     /// the shape of `q`
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,
+}
+
+/// A launch of a kernel, except for its tensors.
+#[derive(Args)]
+pub struct Launch {
+    /// Name of the kernel, as `list` prints it
+    pub kernel: String,
+    /// Number of programs along each axis: numbers, or names of arguments, constants and dimensions with `*` and `/`
+    /// (which rounds up), as in `rows/rows_tile`
+    #[arg(long, value_name = "X,Y,Z")]
+    pub grid: String,
+    /// Constants of the kernel: `q_tile=64,k_tile=32`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    pub set: Vec<String>,
+    /// Scalar arguments that cannot be derived from tensors: `scale=0.125`
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    pub arg: Vec<String>,
     /// Element types of type parameters without a tensor: `bf16`, or `T=bf16`
     #[arg(long, value_name = "TYPE")]
-    dtype: Vec<String>,
+    pub dtype: Vec<String>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device::parse)]
-    device: Option<DeviceArg>,
+    pub device: Option<DeviceArg>,
     #[command(flatten)]
-    options: Options,
+    pub options: Options,
+}
+
+/// The tensors that a command line gives.
+pub struct Tensors {
+    /// Tensors by name.
+    pub given: Vec<(String, Tensor)>,
+    /// Where they come from, for messages.
+    pub source: String,
+    /// Shapes of other tensors, as on the command line.
+    pub shapes: Vec<String>,
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
-    let def = kernels.find(&arguments.kernel)?;
-    files::check_distinct(&[&arguments.output], &[&arguments.input])?;
-    files::check_writable(&arguments.output).map_err(|error| CliError::file("write", &arguments.output, error))?;
-    let job = Job::plan(def, arguments)?;
-    job.check_shapes()?;
-    job.check_outputs(&arguments.grid)?;
-    let device = device::open(arguments.device)?;
-    let outputs = job.launch(&device, &arguments.options)?;
-    tensors::write(&arguments.output, &outputs)?;
+    let Arguments { input, output, launch, shape } = arguments;
+    let def = kernels.find(&launch.kernel)?;
+    files::check_distinct(&[output], &[input])?;
+    files::check_writable(output).map_err(|error| CliError::file("write", output, error))?;
+    let tensors =
+        || Ok(Tensors { given: tensors::read(input)?, source: input.display().to_string(), shapes: shape.clone() });
+    let job = Job::plan(def, launch, &launch.set, tensors)?;
+    let device = device::open(launch.device)?;
+    let config = job.config(&launch.options)?;
+    let mut buffers = job.upload(&device)?;
+    job.start(&device, &config, &mut buffers)?;
+    device.synchronize()?;
+    let outputs = job.outputs(&buffers)?;
+    tensors::write(output, &outputs)?;
     let [x, y, z] = job.grid;
     writeln!(out, "`{}` ran on {device}, grid ({x}, {y}, {z})", def.name)?;
     for (name, tensor) in &outputs {
-        writeln!(out, "{name}: {} {:?} in {}", tensor.dtype, tensor.shape, arguments.output.display())?;
+        writeln!(out, "{name}: {} {:?} in {}", tensor.dtype, tensor.shape, output.display())?;
     }
     Ok(())
 }
 
 /// A launch with all of its arguments, before a device is opened.
-struct Job {
-    def: &'static KernelDef,
-    dtypes: Vec<DType>,
-    constants: Vec<(&'static str, ConstValue)>,
+pub struct Job {
+    pub def: &'static KernelDef,
+    pub dtypes: Vec<DType>,
+    pub constants: Vec<(&'static str, ConstValue)>,
     /// Tensors of the input file that the kernel has parameters for.
     given: BTreeMap<&'static str, Tensor>,
     /// Shape and element type of all memory parameters.
-    memory: BTreeMap<&'static str, (Vec<usize>, DType)>,
+    pub memory: BTreeMap<&'static str, (Vec<usize>, DType)>,
     scalars: BTreeMap<&'static str, LaunchArg>,
     grid: [i64; 3],
 }
 
+/// The memory of a launch, by the names of parameters.
+pub type Buffers = BTreeMap<&'static str, Box<dyn OnDevice>>;
+
 impl Job {
-    fn plan(def: &'static KernelDef, arguments: &Arguments) -> Result<Job> {
-        let mut constants = choose::constants(def, &arguments.set)?;
+    /// Plans the launch with the constants `set`, and checks that shapes and outputs fit.
+    ///
+    /// # Errors
+    /// A name or value that does not fit the kernel, an argument that has no value, inconsistent shapes.
+    pub fn plan(
+        def: &'static KernelDef,
+        arguments: &Launch,
+        set: &[String],
+        tensors: impl FnOnce() -> Result<Tensors>,
+    ) -> Result<Job> {
+        let mut constants = choose::constants(def, set)?;
         let words = scalar_arguments(def, &arguments.arg)?;
-        let shapes = shape_arguments(def, &arguments.shape)?;
-        let file = tensors::read(&arguments.input)?;
-        let in_file: Vec<String> = file.iter().map(|(name, _)| name.clone()).collect();
-        let given = given_tensors(def, file);
+        let Tensors { given, source, shapes } = tensors()?;
+        let shapes = shape_arguments(def, &shapes)?;
+        let in_file: Vec<String> = given.iter().map(|(name, _)| name.clone()).collect();
+        let given = given_tensors(def, given);
         if let Some((name, tensor)) = shapes.keys().find_map(|name| given.get_key_value(name)) {
-            let (shape, input) = (&tensor.shape, arguments.input.display());
+            let (shape, input) = (&tensor.shape, &source);
             let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
             return Err(CliError::usage(message, "omit it: --shape is for tensors that are not in the input file"));
         }
         // Other unknown values may result from a missing tensor: report that tensor first.
-        let or_missing = |error| check_given(def, &given, &[], arguments, &in_file).err().unwrap_or(error);
+        let or_missing = |error| check_given(def, &given, &[], &source, &in_file).err().unwrap_or(error);
         let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
         let strides = bind::strides(def);
 
@@ -129,7 +163,7 @@ impl Job {
         let func = recorded(def, &dtypes, &constants);
         let unused = func.as_ref().map_or(Vec::new(), |func| unused_memory(def, func));
         let unread = func.as_ref().map_or(Vec::new(), |func| unread_memory(def, func));
-        check_given(def, &given, &unread, arguments, &in_file)?;
+        check_given(def, &given, &unread, &source, &in_file)?;
 
         let mut memory = BTreeMap::new();
         for (param, elem) in memory_params(def) {
@@ -159,7 +193,10 @@ impl Job {
             }
         }
         let grid = grid(&arguments.grid, &extents)?;
-        Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
+        let job = Job { def, dtypes, constants, given, memory, scalars, grid };
+        job.check_shapes()?;
+        job.check_outputs(&arguments.grid)?;
+        Ok(job)
     }
 
     /// Checks that the kernel's views have the shapes of the file's tensors. The launch reports mistakes in the kernel
@@ -204,10 +241,27 @@ impl Job {
         Ok(())
     }
 
-    /// Runs the kernel and returns its outputs.
-    fn launch(&self, device: &Device, options: &Options) -> Result<Vec<(String, Tensor)>> {
+    /// The configuration of the launch.
+    ///
+    /// # Errors
+    /// Options that GPUs do not support.
+    pub fn config(&self, options: &Options) -> Result<LaunchConfig> {
         let options = options.compile_options()?;
-        let mut buffers: BTreeMap<&'static str, Box<dyn OnDevice>> = BTreeMap::new();
+        let mut config = LaunchConfig::new(self.grid);
+        config.num_warps = options.num_warps;
+        config.num_stages = options.num_stages;
+        config.debug_asserts = options.debug_asserts;
+        config.max_registers = options.max_registers;
+        config.schedule = options.schedule;
+        Ok(config)
+    }
+
+    /// Copies the given tensors to the device, and allocates the others.
+    ///
+    /// # Errors
+    /// Tensors that are too large.
+    pub fn upload(&self, device: &Device) -> Result<Buffers> {
+        let mut buffers = Buffers::new();
         for (name, (shape, dtype)) in &self.memory {
             let contents = match self.given.get(name) {
                 Some(tensor) => Contents::Bytes(&tensor.bytes),
@@ -215,16 +269,17 @@ impl Job {
             };
             buffers.insert(name, tensors::upload(device, *dtype, contents)?);
         }
-        let mut config = LaunchConfig::new(self.grid);
-        config.num_warps = options.num_warps;
-        config.num_stages = options.num_stages;
-        config.debug_asserts = options.debug_asserts;
-        config.max_registers = options.max_registers;
-        config.schedule = options.schedule;
+        Ok(buffers)
+    }
 
+    /// Launches the kernel. On a GPU the launch is asynchronous.
+    ///
+    /// # Errors
+    /// What the launch refuses, a mistake in the kernel.
+    pub fn start(&self, device: &Device, config: &LaunchConfig, buffers: &mut Buffers) -> Result<()> {
         let mut memory = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
         let mut args = tensors::kernel_args(self.def, &mut memory, &self.scalars);
-        let launched = launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants);
+        let launched = launch_erased(self.def, device, config, &self.dtypes, &mut args, &self.constants);
         launched.map_err(|error| match error {
             Error::OutOfBounds { name, elements, farthest_element, .. } => CliError::usage(
                 format!(
@@ -241,10 +296,11 @@ impl Job {
                 "pass --arg with the tensor's number of elements along this dimension",
             ),
             error => error.into(),
-        })?;
-        drop(args);
-        device.synchronize()?;
+        })
+    }
 
+    /// Copies the outputs to the host.
+    fn outputs(&self, buffers: &Buffers) -> Result<Vec<(String, Tensor)>> {
         let mut outputs = Vec::new();
         for (param, _) in memory_params(self.def).filter(|(param, _)| !matches!(param.kind, ParamKind::In(_))) {
             let (shape, dtype) = &self.memory[param.name];
@@ -263,7 +319,11 @@ pub fn memory_params(def: &'static KernelDef) -> impl Iterator<Item = (&'static 
     })
 }
 
-fn elements(name: &str, shape: &[usize]) -> Result<usize> {
+/// The number of elements of a tensor.
+///
+/// # Errors
+/// It does not fit into a `usize`.
+pub fn elements(name: &str, shape: &[usize]) -> Result<usize> {
     let product = shape.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent));
     product.ok_or_else(|| CliError::Failure(format!("`{name}` with shape {shape:?} is too large")))
 }
@@ -330,7 +390,7 @@ fn check_given(
     def: &'static KernelDef,
     given: &BTreeMap<&'static str, Tensor>,
     unread: &[&'static str],
-    arguments: &Arguments,
+    source: &str,
     in_file: &[String],
 ) -> Result<()> {
     let missing = memory_params(def).find(|(param, _)| {
@@ -341,7 +401,7 @@ fn check_given(
     let shown: Vec<String> = in_file.iter().map(|name| printable(name)).collect();
     let names: Vec<&str> = shown.iter().map(String::as_str).collect();
     Err(CliError::usage(
-        format!("{} has no tensor `{}`, which `{}` reads", arguments.input.display(), param.name, def.name),
+        format!("{source} has no tensor `{}`, which `{}` reads", param.name, def.name),
         choose::suggest(param.name, &names, "the file has"),
     ))
 }
