@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 
 MDBOOK_VERSION=0.5.4
 # What pages of the book link to, besides docs/ and examples/.
-FILES="README.md ARCHITECTURE.md SECURITY.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE harness/records/README.md harness/candle/README.md"
+FILES="README.md ARCHITECTURE.md SECURITY.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE harness/records/README.md harness/candle/README.md harness/cli/README.md"
 
 mdbook=$(command -v mdbook || true)
 if [ -z "$mdbook" ]; then

@@ -1,8 +1,11 @@
-//! Compiles and runs the host programs of `docs/ahead-of-time.md`.
+//! Compiles and runs the host programs of `docs/ahead-of-time.md`; those for a GPU with a driver that only records calls.
 
 use crate::tilewright;
 use std::path::Path;
 use std::process::Command;
+
+use tilewright::LaunchArg;
+use tilewright::precompiled::{Document, tensor_maps};
 
 /// Returns the code block of `docs/ahead-of-time.md` that begins with this line.
 fn block(first_line: &str) -> String {
@@ -38,4 +41,90 @@ fn the_c_program_runs_native_code() {
     std::fs::write(dir.path().join("cpu.c"), source).unwrap();
     run(dir.path(), &["cc", "-Wall", "-Werror", "cpu.c", "out/weighted_sum_fwd.o", "-o", "cpu"]);
     assert_eq!(run(dir.path(), &["./cpu"]), "right\n");
+}
+
+/// A driver that prints the parameters of tensor maps and launches. Its maps contain the address that they are of.
+const DRIVER: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int cuModuleLoadData(void **module, const char *ptx) { *module = (void *)1; return strstr(ptx, ".entry") ? 0 : 1; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = (void *)2; return name[0] == 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { printf("attribute %d %d\n", attribute, value); return 0; }
+int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *base, const uint64_t *shape, const uint64_t *strides,
+                           const uint32_t *block, const uint32_t *ones, int interleave, int swizzle, int l2, int fill) {
+    if ((uintptr_t)map % 64 != 0) return 1;
+    memcpy(map, &base, sizeof base);
+    printf("map type %d base %llu shape", type, (unsigned long long)(uintptr_t)base);
+    for (uint32_t i = 0; i < rank; i++) printf(" %llu", (unsigned long long)shape[i]);
+    printf(" strides");
+    for (uint32_t i = 0; i + 1 < rank; i++) printf(" %llu", (unsigned long long)strides[i]);
+    printf(" block");
+    for (uint32_t i = 0; i < rank; i++) printf(" %u/%u", block[i], ones[i]);
+    printf(" options %d %d %d %d\n", interleave, swizzle, l2, fill);
+    return 0;
+}
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared,
+                   void *stream, void **args, void **extra) {
+    printf("launch %u %u %u threads %u %u %u shared %u", x, y, z, tx, ty, tz, shared);
+    /* q, q_stride_row, n_q, scale, and the two maps. */
+    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[9]);
+    printf(" n %d scale %g", *(int32_t *)args[23], *(float *)args[25]);
+    printf(" maps %llu %llu\n", *(unsigned long long *)args[28], *(unsigned long long *)args[29]);
+    return 0;
+}
+"#;
+
+#[test]
+fn the_python_launcher_launches_flash_attention() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let page = block("tilewright compile flash_attention_fwd").replace('\\', " ");
+    let words: Vec<&str> = page.split_whitespace().skip(1).collect();
+    tilewright(dir, &words).ok();
+    for file in ["launcher.py", "attention.py"] {
+        std::fs::write(dir.join(file), block(&format!("# {file}"))).unwrap();
+    }
+    std::fs::write(dir.join("driver.c"), DRIVER).unwrap();
+    run(dir, &["cc", "-shared", "-fPIC", "driver.c", "-o", "libcuda.so.1"]);
+    let addresses = [0x1000_u64, 0x2000, 0x3000, 0x4000, 0x5000];
+    let [batch, heads, n, d] = [2_i64, 3, 100, 64];
+    let program = format!("from attention import launch; launch(*{addresses:?}, ({batch}, {heads}, {n}, {d}))");
+    let output = run(dir, &["python3", "-c", &program]);
+    let lines: Vec<&str> = output.lines().collect();
+
+    // What the runtime would encode for the same arguments.
+    let manifest = std::fs::read_to_string(dir.join("attention/manifest.json")).unwrap();
+    let manifest = Document::from_json(&manifest).unwrap().manifest;
+    let memory = |addr| LaunchArg::Ptr { addr, bytes: 1 << 20 };
+    let [q, k, v, o, lse] = addresses.map(memory);
+    let mut args = vec![q, k, v, o, lse, lse, lse];
+    for _ in 0..4 {
+        args.extend([heads * n * d, n * d, d, 1].map(LaunchArg::I64));
+    }
+    args.extend([LaunchArg::I32(n as i32), LaunchArg::I32(n as i32), LaunchArg::F32(0.125)]);
+    args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0)]);
+    let expected = tensor_maps(&manifest, &args).unwrap();
+    assert_eq!(expected.iter().map(|map| map.base).collect::<Vec<_>>(), addresses[1..3], "K and V");
+    let joined = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+    for (map, described) in expected.iter().zip(&manifest.tensor_maps) {
+        let block: Vec<String> = described.block.iter().map(|extent| format!("{extent}/1")).collect();
+        // bf16; no interleaving, 128-byte swizzle, promotion to 128 bytes, zeros out of bounds.
+        let line = format!(
+            "map type 9 base {} shape {} strides {} block {} options 0 3 2 0",
+            map.base,
+            joined(&map.shape),
+            joined(&map.strides),
+            block.join(" ")
+        );
+        assert!(lines.contains(&line.as_str()), "{line}\nis not in\n{output}");
+        // Rows of d bf16 numbers; the extents of heads and batch are not needed.
+        assert_eq!((&map.shape[..2], map.strides[0]), (&[64, 100][..], 128));
+    }
+    let (threads, shared) = (manifest.threads, manifest.shared_bytes);
+    assert_eq!(lines[0], format!("attribute 8 {shared}"));
+    let launch =
+        format!("launch 2 3 2 threads {threads} 1 1 shared {shared} q 4096 row 64 n 100 scale 0.125 maps 8192 12288");
+    assert_eq!(*lines.last().unwrap(), launch, "{output}");
 }

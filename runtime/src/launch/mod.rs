@@ -22,6 +22,7 @@ use tilewright_codegen::target::{Artifact, Code, HostEntry, Manifest};
 pub use arg::LaunchArg;
 pub(crate) use arg::Values;
 pub use cuda::Resources;
+pub use tensor_map::{TensorMapParameters, tensor_maps};
 
 use crate::device::{Cuda, Device, Inner};
 use crate::error::{Error, Result};

@@ -9,7 +9,7 @@ use sys::CUtensorMapDataType as Type;
 use sys::CUtensorMapSwizzle as Swizzle;
 use tilewright_codegen::target::{HostExpr, Manifest, TensorMapDesc};
 
-use super::Slots;
+use super::{LaunchArg, Slots};
 use crate::error::{CudaFailure, Error, Result};
 
 /// The encoded map, in the format of the kernel's parameter.
@@ -67,6 +67,41 @@ fn checked_key(manifest: &Manifest, index: usize, slots: &Slots, label: &str) ->
     };
     let key = key_of(index, description, slots[description.base], evaluate);
     key.map_err(|reason| tensor_map_error(manifest, index, label, reason))
+}
+
+/// The parameters of `cuTensorMapEncodeTiled` that depend on a launch's arguments, as launches encode them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorMapParameters {
+    /// Index in the manifest of the argument that is the encoded map.
+    pub arg: usize,
+    /// `globalAddress`.
+    pub base: u64,
+    /// `globalDim`, innermost first.
+    pub shape: Vec<u64>,
+    /// `globalStrides` in bytes, of all dimensions except the innermost.
+    pub strides: Vec<u64>,
+}
+
+/// The parameters of each tensor map of a launch, for programs that encode them on their own. `args` are the arguments
+/// in the manifest's order, without the tensor maps.
+///
+/// # Errors
+/// A wrong number of arguments, and a tensor that no tensor map can describe.
+pub fn tensor_maps(manifest: &Manifest, args: &[LaunchArg]) -> Result<Vec<TensorMapParameters>> {
+    let passed = super::check::passed_arguments(manifest);
+    if args.len() != passed.len() {
+        let kernel = manifest.kernel.clone();
+        return Err(Error::ArgCount { kernel, expected: passed.len(), found: args.len() });
+    }
+    let mut slots = Slots::from_elem(0, manifest.args.len());
+    passed.iter().zip(args).for_each(|(&index, arg)| slots[index] = arg.bits());
+    let parameters = |index: usize| {
+        let TensorMapDesc { arg, shape, .. } = &manifest.tensor_maps[index];
+        let key = checked_key(manifest, index, &slots, &manifest.kernel)?;
+        let (shape, strides) = (key.shape[..shape.len()].to_vec(), key.strides[..shape.len() - 1].to_vec());
+        Ok(TensorMapParameters { arg: *arg, base: key.base, shape, strides })
+    };
+    (0..manifest.tensor_maps.len()).map(parameters).collect()
 }
 
 fn tensor_map_error(manifest: &Manifest, index: usize, label: &str, reason: String) -> Error {

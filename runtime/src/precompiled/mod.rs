@@ -27,6 +27,8 @@ pub use document::{Access, Document, MemoryArg};
 pub use embed::embed;
 pub use embedded::EmbeddedKernel;
 
+pub use crate::launch::{TensorMapParameters, tensor_maps};
+
 /// A kernel that was compiled ahead of time, on a device.
 ///
 /// ```no_run
