@@ -51,14 +51,19 @@ fi
 expect "$message" "needs LLVM 22" "apt-get install llvm-22-dev" "set LLVM_SYS_221_PREFIX to" "default-features = false"
 
 export TILEWRIGHT_CACHE=$scratch/cache
-output=$(TILEWRIGHT_TUNE=2 cargo run --quiet -p with-llvm -- "$COMPILED")
+# The command line of the program's own kernels. Launches of the program then use the configuration that was measured.
+output=$(cargo run --quiet -p with-llvm --bin kernels -- list)
+expect "$output" "double" "scale<T: Float>"
+output=$(cargo run --quiet -p with-llvm --bin kernels -- tune scale --device cpu --shape x=5000 --shape y=5000 --arg n=5000,a=3 \
+    --dtype f32 --grid n/tile --budget 2)
+expect "$output" "T=f32,n<=8192" "of 3 candidates"
+echo "$output"
+output=$(cargo run --quiet -p with-llvm -- "$COMPILED")
 expect "$output" "CPU: [2.0, 4.0, 6.0]" "tuned: tile="
 echo "$output"
 tuned=$(grep '^tuned' <<<"$output")
 
-# The command line of the program's own kernels, which starts from the configuration that was measured.
-output=$(cargo run --quiet -p with-llvm --bin kernels -- list)
-expect "$output" "double" "scale<T: Float>"
+# Compilation starts from the configuration that was measured.
 output=$(cargo run --quiet -p with-llvm --bin kernels -- compile scale --target host --dtype f32 --size n=5000 -o "$scratch/scale" 2>&1)
 expect "$output" "scale.o" "manifest.json" "those of the configuration ${tuned#tuned: }"
 output=$(cargo run --quiet -p with-llvm --bin kernels -- bench double --device cpu --shape x=1000 --shape y=1000 \

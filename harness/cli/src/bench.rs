@@ -13,6 +13,8 @@ use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
 use tilewright_runtime::Device;
 use tilewright_runtime::bench::{Timing, do_bench};
 
+use crate::compile::Options;
+use crate::device::DeviceArg;
 use crate::report::{Cell, Column, Outputs, Report, Table};
 use crate::run::{self, Job, Launch, Tensors};
 use crate::tensors::{self, Tensor};
@@ -26,13 +28,13 @@ const ROUNDS: usize = 5;
 pub struct Arguments {
     #[command(flatten)]
     launch: Launch,
-    /// Shapes of tensors: numbers for what the kernel reads (`x=4096,1024`), which is filled with random numbers between
-    /// -1 and 1, integers with 0; for outputs also expressions like --grid's, where names of dimensions do not tell
-    #[arg(long, value_name = "NAME=X,Y,…")]
-    shape: Vec<String>,
-    /// Safetensors file with tensors in place of random numbers
-    #[arg(short, long, value_name = "FILE")]
-    input: Option<PathBuf>,
+    #[command(flatten)]
+    inputs: Inputs,
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
+    #[arg(long, value_parser = device::parse)]
+    device: Option<DeviceArg>,
+    #[command(flatten)]
+    options: Options,
     /// Constants to time beside those of --set, which apply where these do not: `rows_tile=16`. May be repeated
     #[arg(long, value_name = "NAME=VALUE,…")]
     against: Vec<String>,
@@ -47,6 +49,18 @@ pub struct Arguments {
     rep_ms: f64,
     #[command(flatten)]
     outputs: Outputs,
+}
+
+/// The tensors of a launch on a command line.
+#[derive(Args)]
+pub struct Inputs {
+    /// Shapes of tensors: numbers for what the kernel reads (`x=4096,1024`), which is filled with random numbers between
+    /// -1 and 1, integers with 0; for outputs also expressions like --grid's, where names of dimensions do not tell
+    #[arg(long, value_name = "NAME=X,Y,…")]
+    pub shape: Vec<String>,
+    /// Safetensors file with tensors in place of random numbers
+    #[arg(short, long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
 }
 
 /// A measurement, as `--record` writes it.
@@ -67,14 +81,14 @@ struct Row {
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
-    let Arguments { launch, record, input, .. } = arguments;
+    let Arguments { launch, record, inputs: Inputs { input, .. }, .. } = arguments;
     arguments.outputs.protecting_inputs(input).check_with(record)?;
     let def = kernels.find(&launch.kernel)?;
-    let device = device::open(launch.device)?;
+    let device = device::open(arguments.device)?;
     let mut jobs = Vec::new();
     for variant in std::iter::once(None).chain(arguments.against.iter().map(Some)) {
         let set = constants(def, &launch.set, variant)?;
-        jobs.push(Job::plan(def, launch, &set, || arguments.tensors(def))?);
+        jobs.push(Job::plan(def, launch, &set, || arguments.inputs.tensors(def, &launch.dtype))?);
     }
     let mut records = record.as_deref().map(|path| {
         files::append(path).map_err(|error| CliError::file("append to", path, error)).map(|file| (path, file))
@@ -122,9 +136,12 @@ fn constants(def: &KernelDef, set: &[String], variant: Option<&String>) -> Resul
     Ok(base.chain(named.iter().copied()).map(|(name, value)| format!("{name}={value}")).collect())
 }
 
-impl Arguments {
+impl Inputs {
     /// The tensors of `--input`, and random ones for what else the kernel reads.
-    fn tensors(&self, def: &'static KernelDef) -> Result<Tensors> {
+    ///
+    /// # Errors
+    /// A file that cannot be read, a shape that is not of numbers, a missing element type.
+    pub fn tensors(&self, def: &'static KernelDef, dtype: &[String]) -> Result<Tensors> {
         let mut given = match &self.input {
             Some(path) => tensors::read(path)?,
             None => Vec::new(),
@@ -134,7 +151,7 @@ impl Arguments {
             .filter(|name| given.iter().any(|(known, _)| def.param_name(known) == *name))
             .collect();
         let source = self.input.as_ref().map_or("the command line".to_string(), |path| path.display().to_string());
-        let types = choose::partial_dtypes(def, &self.launch.dtype)?;
+        let types = choose::partial_dtypes(def, dtype)?;
         for (param, elem) in run::memory_params(def).filter(|(param, _)| !matches!(param.kind, ParamKind::Out(_))) {
             if from_file.contains(&param.name) {
                 continue;
@@ -162,12 +179,14 @@ impl Arguments {
         let shapes = self.shape.iter().filter(|word| !is_given(word)).cloned().collect();
         Ok(Tensors { given, source, shapes })
     }
+}
 
+impl Arguments {
     /// Times the jobs in interleaved rounds.
     fn time(&self, device: &Device, jobs: &[Job]) -> Result<Vec<Timing>> {
         let mut prepared = Vec::new();
         for job in jobs {
-            prepared.push((job, job.config(&self.launch.options)?, job.upload(device)?, Vec::new()));
+            prepared.push((job, job.config(&self.options)?, job.upload(device)?, Vec::new()));
         }
         for round in 0..ROUNDS {
             for (job, config, buffers, samples) in &mut prepared {

@@ -1,4 +1,4 @@
-//! The command line of kernels: list, compile, run, bench, explain.
+//! The command line of kernels: list, compile, run, bench, tune, explain.
 //!
 //! A crate with kernels of its own gets the commands with one call:
 //!
@@ -20,7 +20,7 @@
 //! The program `tilewright` has the same commands for the kernels that ship. A program with other commands, too, takes
 //! the `Arguments` of the commands into its own command line, and passes [`Kernels`] to their `run`.
 //!
-//! In reading order: [`kernels`], the commands ([`list`], [`compile`], [`run`], [`mod@bench`],
+//! In reading order: [`kernels`], the commands ([`list`], [`compile`], [`run`], [`mod@bench`], [`tune`],
 //! [`explain`]), and what commands share:
 //! [`choose`] and [`bind`] (names to kernels, constants, shapes), [`device`], [`tensors`], [`output`] and [`error`],
 //! [`files`], [`report`], [`signals`].
@@ -48,6 +48,7 @@ mod shapes;
 pub mod signals;
 pub mod supervise;
 pub mod tensors;
+pub mod tune;
 pub mod unique_keys;
 pub mod value_parsers;
 
@@ -60,7 +61,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Tilewright kernels: list, compile, run, benchmark, explain.
+/// Tilewright kernels: list, compile, run, benchmark, tune, explain.
 #[derive(Parser)]
 #[command(max_term_width = 100)]
 struct Arguments {
@@ -78,6 +79,8 @@ enum Command {
     Run(run::Arguments),
     /// Time a kernel at given shapes, also beside other constants
     Bench(Box<bench::Arguments>),
+    /// Autotune a kernel for this device at given shapes; launches and `compile` then use the result
+    Tune(Box<tune::Arguments>),
     /// Analyze a compiled kernel: registers, occupancy, instructions, and roofline bounds
     Explain(Box<explain::Arguments>),
 }
@@ -93,6 +96,7 @@ pub fn main(kernels: &[&'static dyn Kernel]) -> ExitCode {
         Command::Compile(arguments) => compile::run(arguments, &kernels, out),
         Command::Run(arguments) => run::run(arguments, &kernels, out),
         Command::Bench(arguments) => bench::run(arguments, &kernels, out),
+        Command::Tune(arguments) => tune::run(arguments, &kernels, out),
         Command::Explain(arguments) => explain::run(arguments, &kernels, out),
     })
 }

@@ -10,7 +10,7 @@ use tilewright_codegen::ir::{DType, Func, Value};
 use tilewright_codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright_codegen::num;
 use tilewright_codegen::passes::dce;
-use tilewright_runtime::kernel::launch_erased;
+use tilewright_runtime::kernel::{KernelArg, launch_erased};
 use tilewright_runtime::{Device, Error, LaunchArg, LaunchConfig};
 
 use crate::bind::{self, Extents, Strides};
@@ -35,6 +35,11 @@ pub struct Arguments {
     /// the shape of `q`
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
+    #[arg(long, value_parser = device::parse)]
+    device: Option<DeviceArg>,
+    #[command(flatten)]
+    options: Options,
 }
 
 /// A launch of a kernel, except for its tensors.
@@ -55,11 +60,6 @@ pub struct Launch {
     /// Element types of type parameters without a tensor: `bf16`, or `T=bf16`
     #[arg(long, value_name = "TYPE")]
     pub dtype: Vec<String>,
-    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
-    #[arg(long, value_parser = device::parse)]
-    pub device: Option<DeviceArg>,
-    #[command(flatten)]
-    pub options: Options,
 }
 
 /// The tensors that a command line gives.
@@ -73,15 +73,15 @@ pub struct Tensors {
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
-    let Arguments { input, output, launch, shape } = arguments;
+    let Arguments { input, output, launch, shape, device, options } = arguments;
     let def = kernels.find(&launch.kernel)?;
     files::check_distinct(&[output], &[input])?;
     files::check_writable(output).map_err(|error| CliError::file("write", output, error))?;
     let tensors =
         || Ok(Tensors { given: tensors::read(input)?, source: input.display().to_string(), shapes: shape.clone() });
     let job = Job::plan(def, launch, &launch.set, tensors)?;
-    let device = device::open(launch.device)?;
-    let config = job.config(&launch.options)?;
+    let device = device::open(*device)?;
+    let config = job.config(options)?;
     let mut buffers = job.upload(&device)?;
     job.start(&device, &config, &mut buffers)?;
     device.synchronize()?;
@@ -272,13 +272,34 @@ impl Job {
         Ok(buffers)
     }
 
+    /// The arguments of the launch, in order.
+    pub fn arguments<'b>(&self, buffers: &'b mut Buffers) -> Vec<KernelArg<'b>> {
+        let mut memory = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
+        tensors::kernel_args(self.def, &mut memory, &self.scalars)
+    }
+
+    /// Number of programs along each axis.
+    pub fn grid(&self) -> [i64; 3] {
+        self.grid
+    }
+
+    /// The value of an integer argument; `None` for others.
+    pub fn integer(&self, name: &str) -> Option<i64> {
+        match *self.scalars.get(name)? {
+            LaunchArg::I8(n) => Some(n.into()),
+            LaunchArg::I16(n) => Some(n.into()),
+            LaunchArg::I32(n) => Some(n.into()),
+            LaunchArg::I64(n) => Some(n),
+            LaunchArg::Ptr { .. } | LaunchArg::F32(_) | LaunchArg::F64(_) => None,
+        }
+    }
+
     /// Launches the kernel. On a GPU the launch is asynchronous.
     ///
     /// # Errors
     /// What the launch refuses, a mistake in the kernel.
     pub fn start(&self, device: &Device, config: &LaunchConfig, buffers: &mut Buffers) -> Result<()> {
-        let mut memory = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
-        let mut args = tensors::kernel_args(self.def, &mut memory, &self.scalars);
+        let mut args = self.arguments(buffers);
         let launched = launch_erased(self.def, device, config, &self.dtypes, &mut args, &self.constants);
         launched.map_err(|error| match error {
             Error::OutOfBounds { name, elements, farthest_element, .. } => CliError::usage(

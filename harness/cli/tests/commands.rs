@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::{Args, Parser};
 use tilewright_cli::tensors::{self, Tensor};
-use tilewright_cli::{CliError, Kernels, bench, compile, list, run};
+use tilewright_cli::{CliError, Kernels, bench, compile, list, run, tune};
 use tilewright_runtime::prelude::*;
 
 /// y = a · x, row by row.
@@ -113,6 +113,20 @@ fn kernels_of_ones_own_are_timed_with_other_constants() {
     ] {
         let base = ["scale_rows", "--dtype", "f32", "--grid", "25", "--device", "cpu"];
         let message = command(bench::run, &[&base[..], arguments].concat()).unwrap_err().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message}");
+    }
+}
+
+/// What a worker would refuse is found before one starts.
+#[test]
+fn mistakes_of_a_tuning_are_named() {
+    let base = ["scale_rows", "--dtype", "f32", "--grid", "rows/rows_tile", "--device", "cpu"];
+    for (arguments, words) in [
+        (&["--set", "rows_tile=4", "--arg", "a=2", "--shape", "x=100,64"][..], ["--set rows_tile is unused", "bench"]),
+        (&["--arg", "a=2"], ["has no tensor `x`", "reads"]),
+        (&["--shape", "x=100,64"], ["cannot be derived from tensors", "--arg a"]),
+    ] {
+        let message = command(tune::run, &[&base[..], arguments].concat()).unwrap_err().to_string();
         assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message}");
     }
 }

@@ -1,21 +1,15 @@
-//! The worker: tunes one kernel for one problem by launching it once under the autotuner.
-
-use std::path::Path;
-use std::time::Duration;
+//! The problems for which shipped kernels are tuned, and their launches.
 
 use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
-use tilewright::autotune::{self, Outcome};
 use tilewright::kernels::attention::{self, reference};
 use tilewright::kernels::{Tensor, TensorMut, matmul};
 use tilewright::prelude::Precision;
 use tilewright::{Buffer, Device, elements};
 
-use super::Arguments;
 use crate::cli::bench::attention_check::Attention;
 use crate::cli::bench::data::{Number, normal};
 use crate::cli::bench::rowwise::{Op, RowwiseBuffers};
-use crate::cli::{CliError, Result};
+use tilewright_cli::tune;
 
 /// The kernels that the name `attention` denotes.
 pub const ATTENTION: [&str; 3] = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
@@ -135,50 +129,8 @@ impl Problem {
         }
     }
 
-    /// Formats the problem; unique for every problem.
-    pub fn title(&self) -> String {
-        let (kernel, dtype) = (self.kernel, self.dtype_and_precision());
-        match self.shape {
-            Shape::Attention([b, h, n, d], causal) => {
-                format!("{kernel} {dtype} {b}×{h}×{n}×{d} {}", if causal { "causal" } else { "full" })
-            }
-            Shape::Gemm([m, n, k], [false, false]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
-            Shape::Gemm([m, n, k], columns) => {
-                format!("{kernel} {dtype} {m}×{n}×{k}, {} column-major", operand_name(columns))
-            }
-            Shape::Rows([rows, d]) => format!("{kernel} {dtype} {rows}×{d}"),
-        }
-    }
-
-    /// Returns the `tune` arguments that select this problem only.
-    pub fn arguments(&self) -> Vec<String> {
-        let mut words = vec![self.kernel.to_string(), "--dtype".to_string(), self.dtype.clone()];
-        let mut add = |name: &str, value: String| words.extend([name.to_string(), value]);
-        match self.shape {
-            Shape::Attention([b, h, n, d], causal) => {
-                add("--batch", b.to_string());
-                add("--heads", h.to_string());
-                add("--seq-len", n.to_string());
-                add("--head-dim", d.to_string());
-                add("--causal", causal.to_string());
-            }
-            Shape::Gemm([m, n, k], columns) => {
-                add("--size", format!("{m}x{n}x{k}"));
-                add("--column-major", operand_name(columns).to_string());
-            }
-            Shape::Rows([rows, d]) => {
-                add("--rows", rows.to_string());
-                add("--d", d.to_string());
-            }
-        }
-        if let Some(precision) = self.precision {
-            words.extend(["--precision".to_string(), precision.name().to_string()]);
-        }
-        words
-    }
-
     /// Allocates the inputs, runs the kernels that the tuned kernel depends on, and launches it.
-    fn launch<T: Number>(&self, device: &Device) -> tilewright::Result<()> {
+    fn launch_typed<T: Number>(&self, device: &Device) -> tilewright::Result<()> {
         match self.shape {
             Shape::Attention([batch, heads, n, d], causal) => {
                 let scale = f64::from(1.0 / (d as f32).sqrt());
@@ -223,6 +175,60 @@ impl Problem {
     }
 }
 
+impl tune::Problem for Problem {
+    fn kernel(&self) -> &'static str {
+        self.kernel
+    }
+
+    fn title(&self) -> String {
+        let (kernel, dtype) = (self.kernel, self.dtype_and_precision());
+        match self.shape {
+            Shape::Attention([b, h, n, d], causal) => {
+                format!("{kernel} {dtype} {b}×{h}×{n}×{d} {}", if causal { "causal" } else { "full" })
+            }
+            Shape::Gemm([m, n, k], [false, false]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
+            Shape::Gemm([m, n, k], columns) => {
+                format!("{kernel} {dtype} {m}×{n}×{k}, {} column-major", operand_name(columns))
+            }
+            Shape::Rows([rows, d]) => format!("{kernel} {dtype} {rows}×{d}"),
+        }
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let mut words = vec![self.kernel.to_string(), "--dtype".to_string(), self.dtype.clone()];
+        let mut add = |name: &str, value: String| words.extend([name.to_string(), value]);
+        match self.shape {
+            Shape::Attention([b, h, n, d], causal) => {
+                add("--batch", b.to_string());
+                add("--heads", h.to_string());
+                add("--seq-len", n.to_string());
+                add("--head-dim", d.to_string());
+                add("--causal", causal.to_string());
+            }
+            Shape::Gemm([m, n, k], columns) => {
+                add("--size", format!("{m}x{n}x{k}"));
+                add("--column-major", operand_name(columns).to_string());
+            }
+            Shape::Rows([rows, d]) => {
+                add("--rows", rows.to_string());
+                add("--d", d.to_string());
+            }
+        }
+        if let Some(precision) = self.precision {
+            words.extend(["--precision".to_string(), precision.name().to_string()]);
+        }
+        words
+    }
+
+    fn launch(&self, device: &Device) -> tilewright::Result<()> {
+        match self.dtype.as_str() {
+            "f32" => self.launch_typed::<f32>(device),
+            "f16" => self.launch_typed::<f16>(device),
+            _ => self.launch_typed::<bf16>(device),
+        }
+    }
+}
+
 /// Returns a view of a row-major or column-major matrix.
 fn matrix<T: Number>(
     buffer: &Buffer<T>,
@@ -232,99 +238,6 @@ fn matrix<T: Number>(
     match columns {
         true => Ok(Tensor::dense(buffer.view(), [cols, rows])?.transposed(0, 1)),
         false => Tensor::dense(buffer.view(), [rows, cols]),
-    }
-}
-
-/// The result of a worker, printed as one line of JSON.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TuneResult {
-    #[serde(skip)]
-    pub title: String,
-    pub kernel: String,
-    pub key: String,
-    pub config: String,
-    pub median_ms: Option<f64>,
-    pub seconds: f64,
-    /// Empty if the configuration was known.
-    pub candidates: Vec<CandidateResult>,
-}
-
-/// The result of one candidate.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CandidateResult {
-    pub config: String,
-    pub median_ms: Option<f64>,
-    pub runs: Option<usize>,
-    pub dropped: Option<String>,
-}
-
-/// Tunes the kernel for the problem.
-///
-/// # Errors
-/// All candidates fail, or the device is lost.
-pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Path) -> Result<TuneResult> {
-    let options = autotune::Options {
-        remeasure: arguments.retune,
-        kernel: Some(problem.kernel.to_string()),
-        limit: Duration::from_secs_f64(arguments.candidate_timeout),
-        log: Some(log.to_path_buf()),
-        ..autotune::Options::new(Duration::from_secs_f64(arguments.budget))
-    };
-    let (outcome, reports) = autotune::tuning(&options, || match problem.dtype.as_str() {
-        "f32" => problem.launch::<f32>(device),
-        "f16" => problem.launch::<f16>(device),
-        _ => problem.launch::<bf16>(device),
-    });
-    outcome?;
-    if let Some(report) = reports.into_iter().next() {
-        let result = |candidate: autotune::Candidate| {
-            let config = candidate.config.to_string();
-            match candidate.outcome {
-                Outcome::Timed { median_ms, runs } => {
-                    CandidateResult { config, median_ms: Some(median_ms), runs: Some(runs), dropped: None }
-                }
-                Outcome::Dropped(why) => CandidateResult { config, dropped: Some(why), ..CandidateResult::default() },
-                Outcome::Unfinished => CandidateResult {
-                    config,
-                    dropped: Some("the time budget ran out".to_string()),
-                    ..CandidateResult::default()
-                },
-            }
-        };
-        let (config, median_ms) = report.chosen;
-        return Ok(TuneResult {
-            title: problem.title(),
-            kernel: report.kernel.to_string(),
-            key: report.key,
-            config: config.to_string(),
-            median_ms: Some(median_ms),
-            seconds: report.seconds,
-            candidates: report.candidates.into_iter().map(result).collect(),
-        });
-    }
-    let chosen = autotune::current_choices().into_iter().find(|choice| choice.kernel == problem.kernel);
-    let choice = chosen.ok_or_else(|| {
-        CliError::Failure(format!("internal error: `{}` chose no configuration; please report this", problem.kernel))
-    })?;
-    let (kernel, key, config) = (choice.kernel.to_string(), choice.key.clone(), choice.config.to_string());
-    Ok(TuneResult { title: problem.title(), kernel, key, config, ..TuneResult::default() })
-}
-
-impl TuneResult {
-    /// Serializes the result as a worker prints it.
-    pub fn line(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    /// Parses the line that a worker printed.
-    ///
-    /// # Errors
-    /// The line is not the JSON of a result.
-    pub fn parse(problem: &Problem, line: &str) -> Result<TuneResult> {
-        let result: TuneResult = serde_json::from_str(line).map_err(|error| {
-            CliError::Failure(format!("internal error: a worker printed `{line}`: {error}; please report this"))
-        })?;
-        Ok(TuneResult { title: problem.title(), ..result })
     }
 }
 

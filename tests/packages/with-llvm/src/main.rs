@@ -1,5 +1,5 @@
-//! Runs a kernel on the CPU, compiles it ahead of time into the folder that the command line names, and tunes another one
-//! if `TILEWRIGHT_TUNE` says so.
+//! Runs a kernel on the CPU, compiles it ahead of time into the folder that the command line names, and launches another one
+//! with the best known configuration.
 
 use tilewright::prelude::*;
 
