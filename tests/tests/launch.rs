@@ -449,3 +449,37 @@ fn loop_bounds_are_checked() {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
 }
+
+/// Stores where the largest element was found, and through offsets that were reshaped and gathered.
+#[kernel]
+fn found_positions(x: In<f32>, counts: InOut<i32>, out: Out<i32>) {
+    let i = arange(0, 64);
+    let v = load(x + i);
+    let best = argmax(v, axis = 0);
+    store(counts + best, 1);
+    let square = i.reshape([8, 8]);
+    store(out + square, square);
+    let (low, high) = split(i.reshape([32, 2]));
+    store(out + 64 + gather(low, arange(0, 8), axis = 0), 1);
+    store(out + 64 + max(high, axis = 0), 2);
+}
+
+#[test]
+fn positions_within_a_tile_are_in_bounds() {
+    let device = Device::cpu();
+    let x: Vec<f32> = (0..64).map(|i| ((i * 37) % 64) as f32).collect();
+    let at = Buffer::from_slice(&device, &x).unwrap();
+    let (mut counts, mut out) =
+        (Buffer::<i32>::zeros(&device, 64).unwrap(), Buffer::<i32>::zeros(&device, 128).unwrap());
+    FoundPositions { x: &at, counts: &mut counts, out: &mut out }.launch(&device, 1).unwrap();
+    let best = x.iter().position(|&v| v == 63.0).unwrap();
+    assert_eq!(counts.to_vec().unwrap().iter().position(|&n| n == 1), Some(best));
+    let out = out.to_vec().unwrap();
+    assert_eq!(out[..64], (0..64).collect::<Vec<i32>>());
+    assert_eq!((out[64], out[78], out[127]), (1, 1, 2));
+    // One element less, and the launch is refused.
+    let mut short = Buffer::<i32>::zeros(&device, 63).unwrap();
+    let mut out = Buffer::<i32>::zeros(&device, 128).unwrap();
+    let error = FoundPositions { x: &at, counts: &mut short, out: &mut out }.launch(&device, 1).unwrap_err();
+    assert!(error.to_string().contains("63"), "{error}");
+}

@@ -68,6 +68,23 @@ impl<T: Num, R: Operand<T>> CompareOrd<R> for Scalar<T> {
     }
 }
 
+/// A shape, as `x.shape()` gives it, with a list of extents.
+impl<E: super::index::Extent, const N: usize> CompareEq<[E; N]> for Vec<usize> {
+    type Output = bool;
+    #[track_caller]
+    fn compare_eq(self, rhs: [E; N], op: CmpOp) -> bool {
+        let rhs: Vec<usize> = rhs.into_iter().map(super::index::Extent::extent).collect();
+        (self == rhs) == (op == CmpOp::Eq)
+    }
+}
+
+impl CompareEq<Vec<usize>> for Vec<usize> {
+    type Output = bool;
+    fn compare_eq(self, rhs: Vec<usize>, op: CmpOp) -> bool {
+        (self == rhs) == (op == CmpOp::Eq)
+    }
+}
+
 /// i32 with i64: the narrower operand is widened.
 macro_rules! widening {
     ($($a:ty, $b:ty => $out:ident;)*) => { $(

@@ -6,7 +6,7 @@ use super::diag_text;
 use super::dtype::Int;
 use super::handle::{Data, Scalar, Tile, describe};
 use super::index::Extent;
-use super::operand::{IntLit, Operand, expect_scalar, materialize};
+use super::operand::{ArmLiteral, IntLit, Operand, expect_scalar, materialize};
 use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, ty, yield_in};
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, BlockId, Def, Func, Loc, Op, Type, Value};
@@ -441,6 +441,57 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Tile<bool> {
     fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
         Scalar::<bool>::from_value(check_condition(self.value())).choose(names, then, otherwise)
     }
+}
+
+/// Conditions of an `if` with one arm that is a number literal, which takes the type of the other arm.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a condition for an arm of type `{A}` and a number literal",
+    label = "expected a comparison of scalars, or a constexpr `bool`"
+)]
+pub trait ChooseLiteral<A, L> {
+    type Output;
+    #[doc(hidden)]
+    #[track_caller]
+    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> Self::Output;
+}
+
+impl<A: ArmLiteral<L>, L> ChooseLiteral<A, L> for bool {
+    type Output = A;
+    #[track_caller]
+    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> A {
+        if self == literal_first { A::from_arm(literal) } else { other() }
+    }
+}
+
+macro_rules! choose_literal {
+    ($($condition:ty),*) => { $(
+        impl<A, L, O> ChooseLiteral<A, L> for $condition
+        where
+            $condition: Choose<A, L, Output = O> + Choose<L, A, Output = O>,
+        {
+            type Output = O;
+            #[track_caller]
+            fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> O {
+                match literal_first {
+                    true => self.choose(&[""], || literal, other),
+                    false => self.choose(&[""], other, || literal),
+                }
+            }
+        }
+    )* };
+}
+choose_literal!(Scalar<bool>, Tile<bool>);
+
+/// `if condition { other } else { literal }`, or the other way around with `literal_first`.
+#[doc(hidden)]
+#[track_caller]
+pub fn branch_literal<C: ChooseLiteral<A, L>, A, L>(
+    condition: C,
+    literal_first: bool,
+    other: impl FnOnce() -> A,
+    literal: L,
+) -> C::Output {
+    condition.choose_literal(literal_first, other, literal)
 }
 
 /// `if condition { then } else { otherwise }`.

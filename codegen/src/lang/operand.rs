@@ -224,6 +224,26 @@ pub fn literal_for<T: AssignLiteral<L>, L>(_variable: &T, literal: L) -> T {
     T::from_literal(literal)
 }
 
+/// The value of an arm that is a literal, where the other arm has this type.
+#[diagnostic::on_unimplemented(
+    message = "one arm of this `if` is a number literal, the other one is a `{Self}`",
+    label = "expected a number here",
+    note = "the arms have one type: for a tile, write `full_like(tile, number)` or `full::<f32>([…], number)`"
+)]
+pub trait ArmLiteral<L> {
+    #[doc(hidden)]
+    #[track_caller]
+    fn from_arm(literal: L) -> Self;
+}
+
+#[diagnostic::do_not_recommend]
+impl<L, T: AssignLiteral<L>> ArmLiteral<L> for T {
+    #[track_caller]
+    fn from_arm(literal: L) -> Self {
+        T::from_literal(literal)
+    }
+}
+
 /// Values that can be assigned to a variable of type `Variable`: those of the same type.
 #[diagnostic::on_unimplemented(
     message = "cannot assign a `{Self}` to a variable of type `{Variable}`",

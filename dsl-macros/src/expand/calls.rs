@@ -2,13 +2,46 @@
 
 use super::body::Body;
 use super::lang;
-use crate::parse::calls::{DefaultArg, EnumWords, Function, Kind, canonical, function, method_kinds, named_argument};
+use crate::parse::calls::{
+    DefaultArg, EnumWords, FUNCTIONS, Function, Kind, canonical, function, method_kinds, named_argument,
+};
 use crate::parse::literal::{self, Kind as LiteralKind};
 use crate::parse::triton;
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Expr, ExprCall, ExprMethodCall, Ident, PathArguments};
+
+/// The message for a named argument of a function that is not one of the language.
+fn named_argument_of_another(func: &Expr, argument: &Ident) -> String {
+    let by_position = format!("pass `{argument}` by position");
+    let Expr::Path(path) = func else {
+        return format!("only functions of the language take named arguments: {by_position}");
+    };
+    let Some(name) = path.path.segments.last().map(|s| s.ident.to_string()) else { return by_position };
+    match similar_function(&name) {
+        Some(known) => format!(
+            "the language has no function `{name}`: did you mean `{known}`? (For one of your own, {by_position})"
+        ),
+        None => format!("only functions of the language take named arguments, and `{name}` is none: {by_position}"),
+    }
+}
+
+/// The function of the language whose name differs in a single letter, or has a letter more or less.
+fn similar_function(name: &str) -> Option<&'static str> {
+    let near = |known: &str| {
+        let (a, b) = if known.len() <= name.len() { (known, name) } else { (name, known) };
+        let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+        let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+        let rest = |skip: usize| a[(same + skip).min(a.len())..] == b[(same + 1).min(b.len())..];
+        match b.len() - a.len() {
+            0 => rest(1),
+            1 => rest(0),
+            _ => false,
+        }
+    };
+    FUNCTIONS.iter().map(|f| f.name).find(|known| known.len() > 2 && near(known))
+}
 
 impl Body {
     pub fn call(&mut self, call: &ExprCall) -> TokenStream {
@@ -34,16 +67,15 @@ impl Body {
             return self.reject(path.span(), format!("write `{constant}`"));
         }
         let func = self.expr(&call.func);
-        let args = self.plain_arguments(call.args.iter());
+        let args = self.plain_arguments(&call.func, call.args.iter());
         let span = call.paren_token.span.join();
         let args = quote_spanned!(span=> (#(#args),*));
         quote!(#func #args)
     }
 
-    fn plain_arguments<'a>(&mut self, args: impl Iterator<Item = &'a Expr>) -> Vec<TokenStream> {
+    fn plain_arguments<'a>(&mut self, func: &Expr, args: impl Iterator<Item = &'a Expr>) -> Vec<TokenStream> {
         args.map(|arg| match named_argument(arg) {
-            Some((name, _)) => self
-                .reject(name.span(), "only functions of the language take named arguments: pass this one by position"),
+            Some((name, _)) => self.reject(name.span(), named_argument_of_another(func, name)),
             None => self.expr(arg),
         })
         .collect()
@@ -282,9 +314,6 @@ fn unknown_argument(f: &Function, name: &str) -> String {
             ": the result has the type of the accumulator; without one, f32 for floats and i32 for integers"
         }
         ("dot", "allow_tf32") => ": write `input_precision = tf32`",
-        (atomic, "sem" | "scope") if atomic.starts_with("atomic") => {
-            ": atomics are relaxed and device-scope, except `atomic_cas`, which is acquire-release"
-        }
         ("arange" | "sum" | "cumsum", "dtype") => ": convert with `.to::<f32>()`",
         ("max" | "min", "return_indices") => ": use `max_with_indices` or `min_with_indices`",
         ("zeros" | "full" | "ones", "dtype") => ": write the type as `zeros::<f32>([…])`",

@@ -3,6 +3,7 @@
 use super::body::{Body, hygienic};
 use super::lang;
 use crate::parse::assigned::{assigned_in, assigned_in_expr, bound_names};
+use crate::parse::literal;
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -156,6 +157,15 @@ impl Body {
             Some((_, otherwise)) => self.value_of(&else_block(otherwise)),
             None => quote!(),
         };
+        let literal =
+            |block: &Block| matches!(&block.stmts[..], [Stmt::Expr(last, None)] if literal::kind(last).is_some());
+        if let Some((_, other)) = &e.else_branch
+            && literal(&e.then_branch) != literal(&else_block(other))
+        {
+            let (lang, first) = (lang(e.if_token.span()), literal(&e.then_branch));
+            let (arm, number) = if first { (&otherwise, &then) } else { (&then, &otherwise) };
+            return quote_spanned!(e.if_token.span()=> #lang::control::branch_literal(#condition, #first, || { #arm }, #number));
+        }
         call_branch(e.if_token.span(), &condition, &[String::new()], &then, &otherwise)
     }
 

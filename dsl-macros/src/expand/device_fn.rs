@@ -3,8 +3,26 @@
 use super::body::Body;
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote};
-use syn::Error;
 use syn::spanned::Spanned;
+use syn::{Error, FnArg, PatType, PathArguments, Type};
+
+/// `In<T>`, `Out<T>` and `InOut<T>` are parameters of kernels: a device function gets what they are in a body.
+fn reject_kernel_parameter(body: &mut Body, input: &FnArg) {
+    let FnArg::Typed(PatType { ty, .. }) = input else { return };
+    let Type::Path(path) = &**ty else { return };
+    let Some(last) = path.path.segments.last() else { return };
+    if ["In", "Out", "InOut"].iter().any(|name| last.ident == name) {
+        let elem = match &last.arguments {
+            PathArguments::AngleBracketed(list) => list.args.to_token_stream().to_string(),
+            _ => "T".to_string(),
+        };
+        let message = format!(
+            "`{0}<{elem}>` is a parameter of a kernel, in whose body it is a `Ptr<{elem}>`: write that",
+            last.ident
+        );
+        body.errors.push(Error::new(ty.span(), message));
+    }
+}
 
 pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let (f, syntax) = crate::parse::item::parse(item);
@@ -19,6 +37,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     if let Some(token) = &f.sig.asyncness {
         body.errors.push(Error::new(token.span(), "a device function cannot be `async`"));
     }
+    f.sig.inputs.iter().for_each(|input| reject_kernel_parameter(&mut body, input));
     let inner = body.function(&f.block);
     let errors: Vec<TokenStream> = body.errors.into_iter().map(Error::into_compile_error).collect();
     if errors.is_empty() {

@@ -304,3 +304,30 @@ fn pointers_and_views_are_carried() {
     let ran = run(&VIEWS_IN_LOOPS, &vec![], &[Arg::F32(&x), Arg::OutF32(8), Arg::Int(6)], 1);
     assert_eq!(ran.f32(1), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 1.0]);
 }
+
+/// Literal arms take the type of the other arm, whether the condition is known at specialization or not.
+#[kernel]
+fn literal_arms(out: Out<f32>, n: i32, #[constexpr] flag: bool, #[constexpr] width: usize) {
+    let chosen = if flag { n.to::<f32>() } else { 2.5 };
+    store(out, chosen);
+    let columns = if flag { 4 } else { width };
+    store(out + 1, sum(full::<f32>([columns], 1.0)));
+    let above = if n > 3 { 7.0 } else { chosen };
+    store(out + 2, above);
+    let v = zeros::<f32>([1, 8]);
+    let same = if v.shape() == [1, 8] { chosen } else { 0.0 };
+    store(out + 3, same);
+    let other = if v.shape() != [8, 1] { 1.5 } else { chosen };
+    store(out + 4, other);
+}
+
+#[test]
+fn literal_arms_take_the_type_of_the_other_arm() {
+    for (flag, n) in [(true, 5), (false, 5), (true, 1)] {
+        let consts = vec![("flag", ConstValue::Bool(flag)), ("width", ConstValue::Int(8))];
+        let got = run(&LITERAL_ARMS, &consts, &[Arg::OutF32(5), Arg::Int(n)], 1).f32(0);
+        let chosen = if flag { n as f32 } else { 2.5 };
+        let above = if n > 3 { 7.0 } else { chosen };
+        assert_eq!(got, [chosen, if flag { 4.0 } else { 8.0 }, above, chosen, 1.5]);
+    }
+}

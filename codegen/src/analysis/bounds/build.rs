@@ -616,8 +616,20 @@ impl Builder<'_> {
                 self.push(Node::Hull(a, b))
             }
             Op::For { .. } => self.induction(v, id, i, true, dtype),
+            // Elements of the operand, at other positions.
+            Op::Reshape | Op::Gather { .. } | Op::Split if dtype.is_int() => self.elements_of(data.operands[0]),
+            Op::Join if dtype.is_int() => {
+                let [a, b] = [0, 1].map(|k| self.elements_of(data.operands[k]));
+                self.push(Node::Hull(a, b))
+            }
+            Op::Reduce { .. } if dtype.is_int() && picks_operand(func, data, i) => self.elements_of(data.operands[i]),
             _ => self.push(Node::Opaque(dtype)),
         }
+    }
+
+    /// The interval of all elements of a tile.
+    fn elements_of(&mut self, v: Value) -> NodeId {
+        self.node(v, &vec![NO_AXIS; self.func.ty(v).shape().len()])
     }
 
     /// Index of a loop, or a loop-carried value.
@@ -691,6 +703,29 @@ pub(super) fn widened(func: &Func, v: Value) -> Option<Value> {
     let (Op::Cast, true) = (&data.op, is_int(func, from) && is_int(func, v)) else { return None };
     let [source, target] = [func.ty(from).dtype()?, func.ty(v).dtype()?].map(Interval::of_type);
     target.contains(source).then_some(from)
+}
+
+/// Whether result `i` of a reduction is always one of the elements of operand `i`: the combine function selects, as that
+/// of `argmax` does, or takes the smaller or the larger one.
+fn picks_operand(func: &Func, data: &OpData, i: usize) -> bool {
+    let (region, n) = (data.regions[0], data.operands.len());
+    let end = func.terminator(region);
+    let mut todo = vec![func.op(end).operands[i]];
+    while let Some(v) = todo.pop() {
+        match func.value(v).def {
+            Def::Param(block, k) if block == region => {
+                if k % n != i {
+                    return false;
+                }
+            }
+            Def::Param(..) => return false,
+            Def::Result(id, _) => match (&func.op(id).op, &func.op(id).operands[..]) {
+                (Op::Select, &[_, a, b]) | (Op::Binary(BinaryOp::Min | BinaryOp::Max), &[a, b]) => todo.extend([a, b]),
+                _ => return false,
+            },
+        }
+    }
+    true
 }
 
 fn is_int(func: &Func, v: Value) -> bool {

@@ -1,0 +1,33 @@
+//! Mistakes of types in a kernel that is ported from Triton.
+
+use tilewright::prelude::*;
+
+/// Combines two tiles, not two elements.
+#[device_fn]
+fn larger(a: Tile<f32>, b: Tile<f32>) -> Tile<f32> {
+    maximum(a, b)
+}
+
+#[kernel]
+fn reduces_by_a_helper_of_tiles(x: In<f32>, out: Out<f32>) {
+    store(out, reduce(load(x + arange(0, 64)), combine = larger));
+}
+
+#[device_fn]
+fn mean(total: Scalar<f32>) -> Scalar<f32> {
+    total / 64.0
+}
+
+#[kernel]
+fn a_row_sum_is_a_tile(x: In<f32>, out: Out<f32>) {
+    store(out, mean(sum(load(x + arange(0, 64)), axis = 0)));
+}
+
+#[kernel]
+fn one_arm_is_a_literal(x: In<f32>, out: Out<f32>, #[constexpr] scaled: bool) {
+    let v = load(x + arange(0, 64));
+    let w = if scaled { v * 2.0 } else { 1.0 };
+    store(out + arange(0, 64), w);
+}
+
+fn main() {}
