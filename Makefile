@@ -7,7 +7,7 @@ SHELL := bash
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
 
 # The published crates as docs.rs builds them, without LLVM; with the CUDA version that is not the default.
-WITHOUT_LLVM := -p tilewright -p tilewright-codegen -p tilewright-runtime -p tilewright-kernels --no-default-features --features tilewright/cuda-12
+WITHOUT_LLVM := -p tilewright -p tilewright-codegen -p tilewright-runtime -p tilewright-kernels -p tilewright-cli --no-default-features --features tilewright/cuda-12
 
 help:
 	@echo 'make demo      run kernels on the GPU if there is one, else on the CPU'
