@@ -195,10 +195,10 @@ pub fn forward<T: FloatElement>(
         y_stride_d: y.strides()[1],
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
-        x: &x.data,
+        x: &x,
         bias: &bias_data,
-        residual: &residual.data,
-        y: &mut y.data,
+        residual: &residual,
+        y: &mut y,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
         activation,
@@ -236,10 +236,10 @@ pub fn backward<T: FloatElement>(
         grad_x_stride_d: grad_x.strides()[1],
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
-        x: &x.data,
+        x: &x,
         bias: &bias_data,
-        grad_y: &grad_y.data,
-        grad_x: &mut grad_x.data,
+        grad_y: &grad_y,
+        grad_x: &mut grad_x,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
         activation,
@@ -255,10 +255,10 @@ fn bias_or<'a, T: FloatElement>(
     x: Tensor<'a, T, 2>,
 ) -> Result<(View<'a, T>, i64)> {
     match bias {
-        None => Ok((x.data, 1)),
+        None => Ok((x.view(), 1)),
         Some(bias) => {
             expect_shape(kernel, "bias", bias.shape(), [x.shape()[1]])?;
-            Ok((bias.data, bias.strides()[0]))
+            Ok((bias.view(), bias.strides()[0]))
         }
     }
 }

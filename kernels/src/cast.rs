@@ -47,8 +47,8 @@ pub fn forward<T: FloatElement, U: FloatElement>(
         y_stride_d: y.strides()[1],
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
-        x: &x.data,
-        y: &mut y.data,
+        x: &x,
+        y: &mut y,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
     }

@@ -97,7 +97,7 @@ pub fn forward<T: FloatElement, U: FloatElement>(
     let chunks = rows.div_ceil(tiling.rows_per_program).max(1);
     if chunks == 1 {
         let strides = [0, y.strides()[0]];
-        return launch_column_sum(device, x, y.data, strides, 1, tiling);
+        return launch_column_sum(device, x, y.into_view_mut(), strides, 1, tiling);
     }
     let mut sums = Buffer::<f32>::uninit(device, chunks * d)?;
     launch_column_sum(device, x, sums.view_mut(), [d as i64, 1], chunks, tiling)?;
@@ -121,7 +121,7 @@ fn launch_column_sum<T: FloatElement, U: FloatElement>(
         rows: extent("column_sum", "x", rows)?,
         d: extent("column_sum", "x", d)?,
         rows_per_program: extent("column_sum", "x", tiling.rows_per_program)?,
-        x: &x.data,
+        x: &x,
         y: &mut y,
         rows_tile: tiling.rows_tile,
         d_tile: tiling.d_tile,

@@ -119,9 +119,9 @@ pub fn backward<T: FloatElement, I: IndexElement>(
         tokens: extent(NAME, "grad_y", tokens)?,
         vocabulary: extent(NAME, "grad_w", vocabulary)?,
         d: extent(NAME, "grad_y", d)?,
-        ids: &ids.data,
-        grad_y: &grad_y.data,
-        grad_w: &mut grad_w.data,
+        ids: &ids,
+        grad_y: &grad_y,
+        grad_w: &mut grad_w,
         ids_tile: tokens.max(1).next_power_of_two().clamp(32, IDS_TILE),
         d_tile,
     }

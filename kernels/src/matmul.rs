@@ -292,13 +292,13 @@ fn launch_matmul<'a, T: FloatElement>(
     }
     // Without a bias or an addend the kernel gets a pointer that it does not read.
     let (bias, bias_stride, bias_along) = match bias {
-        Some((bias, along)) => (bias.data, bias.strides()[0], along),
-        None => (a.data, 1, Bias::None),
+        Some((bias, along)) => (bias.view(), bias.strides()[0], along),
+        None => (a.view(), 1, Bias::None),
     };
     let (addend, other, [other_stride_m, other_stride_n]) = match addend_tensor {
-        AddendTensor::Nothing => (Addend::None, a.data, [0, 1]),
-        AddendTensor::Itself => (Addend::Itself, a.data, [0, 1]),
-        AddendTensor::Other(other) => (Addend::Other, other.data, other.strides()),
+        AddendTensor::Nothing => (Addend::None, a.view(), [0, 1]),
+        AddendTensor::Itself => (Addend::Itself, a.view(), [0, 1]),
+        AddendTensor::Other(other) => (Addend::Other, other.view(), other.strides()),
     };
     Matmul {
         a_stride_m: a.strides()[0],
@@ -315,11 +315,11 @@ fn launch_matmul<'a, T: FloatElement>(
         k: extent(NAME, "a", k)?,
         a_col_major: is_col_major(a.strides()),
         b_col_major: is_col_major(b.strides()),
-        a: &a.data,
-        b: &b.data,
+        a: &a,
+        b: &b,
         bias: &bias,
         other: &other,
-        c: &mut c.data,
+        c: &mut c,
         m_tile: tuned(),
         n_tile: tuned(),
         k_tile: tuned(),

@@ -181,7 +181,7 @@ pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: Ten
     let RowTiles { rows_tile, d_tile, .. } = tiles;
     let ([x_stride_row, x_stride_d], [y_stride_row, y_stride_d]) = (x.strides(), y.strides());
     let (config, rows, d) = (tiles.config(rows), extent(NAME, "x", rows)?, extent(NAME, "x", d)?);
-    let (x, y) = (&x.data, &mut y.data);
+    let (x, y) = (&x, &mut y);
     if d_tile >= d as usize {
         let rows_tile = tuned();
         SoftmaxRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
@@ -216,9 +216,9 @@ pub fn backward<T: FloatElement>(
         grad_x_stride_d: grad_x.strides()[1],
         rows: extent(NAME, "y", rows)?,
         d: extent(NAME, "y", d)?,
-        y: &y.data,
-        grad_y: &grad_y.data,
-        grad_x: &mut grad_x.data,
+        y: &y,
+        grad_y: &grad_y,
+        grad_x: &mut grad_x,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
     }

@@ -1,7 +1,8 @@
-//! Tensor arguments of the kernels: borrowed device memory with a shape and strides, and the checks of both.
+//! What the host sides of the kernels share: element types, checks of shapes, and tiles of rows.
 
-use tilewright_runtime::Strided;
 use tilewright_runtime::autotune::{Config, Problem};
+use tilewright_runtime::kernel::MAX_EXTENT;
+pub use tilewright_runtime::kernel::{Tensor, TensorMut};
 use tilewright_runtime::prelude::*;
 
 /// Element types of the kernels of this crate, which multiply and accumulate in f32.
@@ -15,148 +16,6 @@ pub trait IndexElement: Int + Element {}
 impl IndexElement for i32 {}
 impl IndexElement for i64 {}
 impl IndexElement for u32 {}
-
-/// A read-only tensor of rank `R`.
-#[derive(Clone, Copy, Debug)]
-pub struct Tensor<'a, T: Element, const R: usize> {
-    pub(crate) data: View<'a, T>,
-    pub(crate) shape: [usize; R],
-    pub(crate) strides: [i64; R],
-}
-
-/// A writable tensor of rank `R`.
-#[derive(Debug)]
-pub struct TensorMut<'a, T: Element, const R: usize> {
-    pub(crate) data: ViewMut<'a, T>,
-    pub(crate) shape: [usize; R],
-    pub(crate) strides: [i64; R],
-}
-
-impl<'a, T: Element, const R: usize> Tensor<'a, T, R> {
-    /// A dense row-major tensor: the last dimension is contiguous.
-    ///
-    /// # Errors
-    /// The data has fewer elements than the shape.
-    pub fn dense(data: View<'a, T>, shape: [usize; R]) -> Result<Self> {
-        Self::strided(data, shape, dense_strides(shape))
-    }
-
-    /// A strided tensor: element i₀, i₁, … is element Σ iₙ · stridesₙ of `data`. Strides may be zero: those elements
-    /// repeat.
-    ///
-    /// # Errors
-    /// An element lies outside of the data.
-    pub fn strided(data: View<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
-        check_fits(shape, strides, data.len())?;
-        Ok(Tensor { data, shape, strides })
-    }
-
-    /// The same elements with dimensions `a` and `b` swapped.
-    pub fn transposed(mut self, a: usize, b: usize) -> Self {
-        self.shape.swap(a, b);
-        self.strides.swap(a, b);
-        self
-    }
-
-    /// The memory of the tensor, from its first element on.
-    pub fn view(&self) -> View<'a, T> {
-        self.data
-    }
-
-    /// The extent of each dimension.
-    pub fn shape(&self) -> [usize; R] {
-        self.shape
-    }
-
-    /// The stride of each dimension, in elements.
-    pub fn strides(&self) -> [i64; R] {
-        self.strides
-    }
-}
-
-impl<'a, T: Element, const R: usize> TensorMut<'a, T, R> {
-    /// As [`Tensor::dense`].
-    ///
-    /// # Errors
-    /// As [`Tensor::dense`].
-    pub fn dense(data: ViewMut<'a, T>, shape: [usize; R]) -> Result<Self> {
-        Self::strided(data, shape, dense_strides(shape))
-    }
-
-    /// As [`Tensor::strided`].
-    ///
-    /// # Errors
-    /// As [`Tensor::strided`]; also strides with which elements overlap.
-    pub fn strided(data: ViewMut<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
-        check_fits(shape, strides, data.len())?;
-        check_no_overlap(shape, strides)?;
-        Ok(TensorMut { data, shape, strides })
-    }
-
-    /// The same elements with dimensions `a` and `b` swapped.
-    pub fn transposed(mut self, a: usize, b: usize) -> Self {
-        self.shape.swap(a, b);
-        self.strides.swap(a, b);
-        self
-    }
-
-    /// The extent of each dimension.
-    pub fn shape(&self) -> [usize; R] {
-        self.shape
-    }
-
-    /// The stride of each dimension, in elements.
-    pub fn strides(&self) -> [i64; R] {
-        self.strides
-    }
-}
-
-fn dense_strides<const R: usize>(shape: [usize; R]) -> [i64; R] {
-    let mut strides = [1_i64; R];
-    for axis in (1..R).rev() {
-        strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1) as i64);
-    }
-    strides
-}
-
-/// Fails unless every element lies within the `len` elements of the data.
-fn check_fits<const R: usize>(shape: [usize; R], strides: [i64; R], len: usize) -> Result<()> {
-    if shape.contains(&0) {
-        return Ok(());
-    }
-    let mut last = 0_i128;
-    for (n, stride) in shape.into_iter().zip(strides) {
-        last += (n as i128 - 1) * stride.max(0) as i128;
-    }
-    if last < len as i128 && strides.iter().all(|&s| s >= 0) {
-        return Ok(());
-    }
-    let shape = shape.iter().map(|&n| i64::try_from(n).unwrap_or(i64::MAX)).collect();
-    Strided { shape, strides: strides.to_vec() }.check_fits(len)
-}
-
-/// Fails if two elements of an output may share an address: in order of their strides, the stride of each dimension
-/// must exceed the span of all smaller ones.
-fn check_no_overlap<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<()> {
-    if shape.contains(&0) {
-        return Ok(());
-    }
-    let mut order: [usize; R] = std::array::from_fn(|axis| axis);
-    order.sort_by_key(|&axis| strides[axis]);
-    let mut span = 0_i128;
-    for axis in order {
-        if shape[axis] > 1 && i128::from(strides[axis]) <= span {
-            return Err(Error::Argument {
-                kernel: "tensor".into(),
-                name: "strides",
-                expected: "strides with which no two elements of an output overlap".into(),
-                found: format!("{strides:?} for the shape {shape:?}"),
-            });
-        }
-        span += (shape[axis] as i128 - 1) * i128::from(strides[axis]);
-    }
-    Ok(())
-}
 
 /// Fails unless `found` is the shape that the other arguments imply.
 pub(crate) fn expect_shape<const R: usize>(
@@ -175,9 +34,6 @@ pub(crate) fn expect_shape<const R: usize>(
         found: format!("{found:?}"),
     })
 }
-
-/// Largest extent of a dimension: offsets of the last tile, which may extend past it, are i32.
-const MAX_EXTENT: usize = i32::MAX as usize - (1 << 20);
 
 /// Converts an extent to a kernel argument.
 pub(crate) fn extent(kernel: &str, name: &'static str, n: usize) -> Result<i32> {
@@ -235,30 +91,6 @@ pub(crate) fn default_row_tiles(problem: &Problem) -> Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn outputs_must_not_self_overlap() {
-        let mut data = Buffer::<f32>::zeros(&Device::cpu(), 100).unwrap();
-        let mut strided = |shape, strides| TensorMut::strided(data.view_mut(), shape, strides).map(|_| ());
-        strided([3, 4], [4, 1]).unwrap();
-        strided([3, 4], [1, 3]).unwrap();
-        strided([3, 4], [20, 5]).unwrap();
-        strided([1, 4], [0, 1]).unwrap();
-        strided([0, 4], [0, 0]).unwrap();
-        let message = strided([3, 4], [3, 1]).unwrap_err().to_string();
-        assert!(message.contains("[3, 1]") && message.contains("[3, 4]"), "{message}");
-        assert!(strided([3, 4], [0, 1]).is_err());
-        assert!(strided([3, 40], [40, 1]).unwrap_err().to_string().contains("0..=119"));
-    }
-
-    #[test]
-    fn inputs_may_repeat_elements_within_their_buffer() {
-        let data = Buffer::<f32>::zeros(&Device::cpu(), 10).unwrap();
-        Tensor::strided(data.view(), [1000, 10], [0, 1]).unwrap();
-        assert!(Tensor::strided(data.view(), [2, 2], [-1, 1]).is_err());
-        assert!(Tensor::dense(data.view(), [usize::MAX]).is_err());
-        assert_eq!(Tensor::dense(data.view(), [5, 2]).unwrap().transposed(0, 1).strides(), [1, 2]);
-    }
 
     #[test]
     fn tiles_fit_their_rows() {

@@ -30,14 +30,14 @@ pub(crate) struct UnalignedRows {
 impl UnalignedRows {
     /// The alignment of the rows of `x`. On a CPU vectors need no alignment: always the default.
     pub fn of<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>) -> UnalignedRows {
-        UnalignedRows::new::<T>(device.is_cuda(), x.data.address(), x.shape()[1], x.strides())
+        UnalignedRows::new::<T>(device.is_cuda(), x.view().address(), x.shape()[1], x.strides())
     }
 
     /// The alignment that the rows of `x` and those of `y`, of the same shape, have in common; the default where an
     /// element of `x` and the same element of `y` lie at different offsets within a vector.
     pub fn common<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>, y: &TensorMut<'_, T, 2>) -> UnalignedRows {
         let of_x = UnalignedRows::of(device, x);
-        let of_y = UnalignedRows::new::<T>(device.is_cuda(), y.data.address(), y.shape()[1], y.strides());
+        let of_y = UnalignedRows::new::<T>(device.is_cuda(), y.as_view().address(), y.shape()[1], y.strides());
         let vector = (VECTOR_BYTES / size_of::<T>()) as i64;
         let same_alignment = of_x.misalignment == of_y.misalignment && (x.strides()[0] - y.strides()[0]) % vector == 0;
         let unaligned = if of_x.vector > 0 { of_x } else { of_y };

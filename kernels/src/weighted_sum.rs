@@ -8,7 +8,6 @@
 //!
 //! This is the introductory kernel of Stanford CS336, assignment 2, section 1.3.1 (equations 2 and 3 there).
 
-use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
 use crate::row_loop::{RowLoop, default_row_loop};
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
@@ -19,7 +18,7 @@ use tilewright_runtime::prelude::*;
 ///
 /// One program per tile of rows, which loops over the columns. With `x_evict_first` x is loaded with the eviction
 /// policy evict_first, so that data already in L2 stays there: faster for an x of up to a few times the size of the L2
-/// cache, on an H200 at least up to 200 MB. `single_tile` promises that d is `d_tile`: one tile holds a whole row, and
+/// cache, on an H200 at least up to 200 MB. With `single_tile`, one tile holds a whole row, and
 /// the loop and the column mask vanish.
 #[autotune(
     configs = [
@@ -42,43 +41,24 @@ use tilewright_runtime::prelude::*;
     default = default_forward,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile))]
 #[alias(first_out = x_evict_first, whole = single_tile)]
 pub fn weighted_sum_fwd<T: Float>(
-    x: In<T>,
-    w: In<T>,
-    y: Out<f32>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    w_stride: i64,
-    y_stride: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    w: Tensor<T, (d,)>,
+    y: TensorMut<f32, (rows,)>,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr = false] x_evict_first: bool,
-    #[constexpr = false] single_tile: bool,
+    #[constexpr = false]
+    #[heuristic(d == d_tile)]
+    single_tile: bool,
 ) {
     let d = if single_tile { scalar::<i32>(d_tile) } else { d };
     let first_row = program_id(0) * rows_tile;
-    let mut x_block = make_block_ptr(
-        x,
-        shape = [rows, d],
-        strides = [x_stride_row, x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut w_block =
-        make_block_ptr(w, shape = [d], strides = [w_stride], offsets = [0], block_shape = [d_tile], order = [0]);
-    let y_block = make_block_ptr(
-        y,
-        shape = [rows],
-        strides = [y_stride],
-        offsets = [first_row],
-        block_shape = [rows_tile],
-        order = [0],
-    );
+    let mut x_block = x.block([first_row, 0], [rows_tile, d_tile]);
+    let mut w_block = w.block([0], [d_tile]);
+    let y_block = y.block([first_row], [rows_tile]);
     let mut total = zeros::<f32>([rows_tile]);
     for _ in range(0, cdiv(d, d_tile)) {
         let xt = if x_evict_first {
@@ -105,48 +85,34 @@ pub fn weighted_sum_fwd<T: Float>(
     default = default_row_loop,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = (programs, cdiv(d, d_tile)))]
 #[alias(rows_each = rows_per_program)]
 pub fn weighted_sum_bwd<T: Float>(
-    x: In<T>,
-    w: In<T>,
-    grad_y: In<f32>,
-    grad_x: Out<T>,
-    partial_grad_w: Out<f32>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    w_stride: i64,
-    grad_y_stride: i64,
-    grad_x_stride_row: i64,
-    grad_x_stride_d: i64,
-    partial_stride_program: i64,
-    partial_stride_d: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    w: Tensor<T, (d,)>,
+    grad_y: Tensor<f32, (rows,)>,
+    grad_x: TensorMut<T, (rows, d)>,
+    partial_grad_w: TensorMut<f32, (programs, d)>,
     rows_per_program: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr = 1] stages: usize,
 ) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
     let column = program_id(1) * d_tile;
-    let w_block = vector_block(w, d, w_stride, column, d_tile);
-    let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
+    let wt = load(w.block([column], [d_tile]), boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
     let mut total = zeros::<f32>([rows_tile, d_tile]);
     assume((rows_per_program > 0) && (rows_per_program % rows_tile == 0));
     let first = program_id(0) * rows_per_program;
     for offset in range(0, minimum(rows_per_program, rows - first), rows_tile, num_stages = stages) {
         let row = first + offset;
-        let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, column]);
-        let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
-        let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
-        let g = load(g_block, boundary_check = [0], padding = zero).expand_dims(1);
+        let x_block = x.block([row, column], [rows_tile, d_tile]);
+        let grad_x_block = grad_x.block([row, column], [rows_tile, d_tile]);
+        let g = load(grad_y.block([row], [rows_tile]), boundary_check = [0], padding = zero).expand_dims(1);
         total += load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * g;
-        store(grad_x_block.advance([0, column]), (g * wt).to::<T>(), boundary_check = [0, 1]);
+        store(grad_x_block, (g * wt).to::<T>(), boundary_check = [0, 1]);
     }
-    let partial_strides = (partial_stride_program, partial_stride_d);
-    let partial_block = row_block(partial_grad_w, (num_programs(0), d), partial_strides, program_id(0), (1, d_tile));
-    store(partial_block.advance([0, column]), sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
+    let partial_block = partial_grad_w.block([program_id(0), column], [1, d_tile]);
+    store(partial_block, sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
 }
 
 /// Widest tile: wider rows are processed in several tiles.
@@ -188,29 +154,8 @@ pub fn forward<T: FloatElement>(
     w: Tensor<'_, T, 1>,
     mut y: TensorMut<'_, f32, 1>,
 ) -> Result<()> {
-    const NAME: &str = "weighted_sum_fwd";
-    let [rows, d] = x.shape();
-    expect_shape(NAME, "w", w.shape(), [d])?;
-    expect_shape(NAME, "y", y.shape(), [rows])?;
-    WeightedSumFwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        w_stride: w.strides()[0],
-        y_stride: y.strides()[0],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
-        x: &x.data,
-        w: &w.data,
-        y: &mut y.data,
-        rows_tile: tuned(),
-        d_tile: tuned(),
-        x_evict_first: tuned(),
-        single_tile: tuned(),
-    }
-    .launch_tuned(device, |args| {
-        args.single_tile = d == args.d_tile;
-        rows.div_ceil(args.rows_tile)
-    })
+    let (rows_tile, d_tile, x_evict_first) = (tuned(), tuned(), tuned());
+    WeightedSumFwd { x: &x, w: &w, y: &mut y, rows_tile, d_tile, x_evict_first }.launch_tuned(device)
 }
 
 /// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows] of the result.
@@ -227,37 +172,24 @@ pub fn backward<T: FloatElement, G: FloatElement>(
 ) -> Result<()> {
     const NAME: &str = "weighted_sum_bwd";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "w", w.shape(), [d])?;
-    expect_shape(NAME, "grad_y", grad_y.shape(), [rows])?;
-    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
     let d_tile = d.next_power_of_two().clamp(16, max_d_tile(device.is_cuda()));
-    let column_tiles = d.div_ceil(d_tile);
-    let row_loop = RowLoop::new(device, rows, d_tile, column_tiles);
-    let mut partial = Buffer::<f32>::uninit(device, row_loop.programs * d)?;
+    let row_loop = RowLoop::new(device, rows, d_tile, d.div_ceil(d_tile));
+    let shape = [row_loop.programs, d];
+    let mut partial = Buffer::<f32>::uninit(device, shape.iter().product())?;
     WeightedSumBwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        w_stride: w.strides()[0],
-        grad_y_stride: grad_y.strides()[0],
-        grad_x_stride_row: grad_x.strides()[0],
-        grad_x_stride_d: grad_x.strides()[1],
-        partial_stride_program: d as i64,
-        partial_stride_d: 1,
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
+        x: &x,
+        w: &w,
+        grad_y: &grad_y,
+        grad_x: &mut grad_x,
+        partial_grad_w: &mut partial.tensor_mut(shape)?,
         rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
-        x: &x.data,
-        w: &w.data,
-        grad_y: &grad_y.data,
-        grad_x: &mut grad_x.data,
-        partial_grad_w: &mut partial,
         rows_tile: tuned(),
         d_tile,
         stages: tuned(),
     }
-    .launch_tuned(device, |_| (row_loop.programs, column_tiles))?;
-    column_sum::forward(device, Tensor::dense(partial.view(), [row_loop.programs, d])?, grad_w)
+    .launch_tuned(device)?;
+    column_sum::forward(device, partial.tensor(shape)?, grad_w)
 }
 
 /// The reference in f64, on dense row-major slices.

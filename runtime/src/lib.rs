@@ -41,7 +41,7 @@ pub use cache::Cache;
 pub use device::{Device, DeviceInfo, check_host_memory, has_ample_host_memory, reserve_host_memory};
 pub use element::{Dtype, Element, F8E4M3, F8E5M2};
 pub use error::{CudaFailure, Error, Result};
-pub use kernel::{Grid, LaunchConfig};
+pub use kernel::{Grid, LaunchConfig, Tensor, TensorMut};
 pub use launch::{CompiledKernel, LaunchArg, Resources};
 pub use stream::{Event, Stream};
 

@@ -1,7 +1,9 @@
 //! Names that a kernel and its host code need: `use tilewright::prelude::*`.
 
 pub use crate::autotune::tuned;
-pub use crate::{Buffer, Device, Element, Error, F8E4M3, F8E5M2, Grid, LaunchConfig, Result, View, ViewMut};
+pub use crate::{
+    Buffer, Device, Element, Error, F8E4M3, F8E5M2, Grid, LaunchConfig, Result, Tensor, TensorMut, View, ViewMut,
+};
 pub use half::{bf16, f16};
 pub use tilewright_codegen::constexpr_enum;
 pub use tilewright_codegen::diag::Diagnostic;

@@ -41,9 +41,11 @@ pub struct Configuration {
 /// strides are 1.
 pub fn well_aligned(def: &KernelDef) -> Specialization {
     let innermost = |name: &str| {
-        ["_stride", "_stride_d", "_stride_dim", "a_stride_k", "b_stride_n", "c_stride_n"]
-            .iter()
-            .any(|end| name.ends_with(end))
+        let of_pointer = ["_stride", "_stride_d", "_stride_dim", "a_stride_k", "b_stride_n", "c_stride_n"];
+        match def.tensors.iter().find(|t| t.strides.contains(&name)) {
+            Some(tensor) => tensor.strides.last() == Some(&name),
+            None => of_pointer.iter().any(|end| name.ends_with(end)),
+        }
     };
     let args = def.params.iter().filter_map(|p| match p.kind {
         ParamKind::Constexpr { .. } => None,

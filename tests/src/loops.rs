@@ -450,25 +450,16 @@ impl RowLoopInputs<'_> {
     }
 
     fn weighted_sum(&self, shape: LaunchShape) -> Results {
-        let stride = self.d as i64;
+        let (rows_per_program, programs) = self.rows_and_programs(shape);
         self.run(shape, |grad_x, partial_grad_w, config| {
+            let matrix = [self.rows, self.d];
             WeightedSumBwd {
-                x: &self.x,
+                x: &self.x.tensor(matrix)?,
                 w: &self.w,
                 grad_y: &self.rstd,
-                grad_x,
-                partial_grad_w,
-                x_stride_row: stride,
-                x_stride_d: 1,
-                w_stride: 1,
-                grad_y_stride: 1,
-                grad_x_stride_row: stride,
-                grad_x_stride_d: 1,
-                partial_stride_program: stride,
-                partial_stride_d: 1,
-                rows: self.rows as i32,
-                d: self.d as i32,
-                rows_per_program: self.rows_and_programs(shape).0 as i32,
+                grad_x: &mut grad_x.tensor_mut(matrix)?,
+                partial_grad_w: &mut partial_grad_w.tensor_mut([programs, self.d])?,
+                rows_per_program: rows_per_program as i32,
                 rows_tile: shape.rows_tile,
                 d_tile: self.d.next_power_of_two(),
                 stages: shape.stages,

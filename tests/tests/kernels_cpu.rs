@@ -94,7 +94,7 @@ fn mistakes_name_the_argument_and_both_shapes() {
     let w = Tensor::dense(x.view(), [7]).unwrap();
     let out = TensorMut::dense(y.view_mut(), [10]).unwrap();
     let message = weighted_sum::forward(&cpu, of([10, 6]), w, out).unwrap_err().to_string();
-    for part in ["weighted_sum_fwd", "`w`", "[6]", "[7]"] {
+    for part in ["weighted_sum_fwd", "`w`", "d = 6, as in `x`", "d = 7", "[7]"] {
         assert!(message.contains(part), "{message}");
     }
 

@@ -134,6 +134,7 @@ fn weighted_sum_gradients_match() {
                 Arg::In(&grad_y),
                 Arg::Out(&mut grad_x),
                 Arg::Out(&mut partial),
+                rows.div_ceil(tiles).next_multiple_of(2).into(),
                 strides[0].into(),
                 strides[1].into(),
                 1.into(),
@@ -144,7 +145,7 @@ fn weighted_sum_gradients_match() {
                 1.into(),
                 rows.into(),
                 d.into(),
-                rows.div_ceil(tiles).next_multiple_of(2).into(),
+                tiles.into(),
             ];
             let consts = consts! { rows_tile = 2usize, d_tile = 16usize, stages = stages };
             let grid = [tiles as u32, d.div_ceil(16) as u32, 1];

@@ -26,8 +26,15 @@ pub struct KernelDef {
     pub line: u32,
     /// Type parameters, in order.
     pub generics: &'static [GenericDef],
-    /// All parameters, in order.
+    /// All parameters: those in the signature, then the strides of its tensors, then the extents that are not in the
+    /// signature.
     pub params: &'static [ParamDef],
+    /// The tensors in the signature.
+    pub tensors: &'static [TensorDef],
+    /// The extents that the tensors give, in the order of their first use: names of scalars and constants.
+    pub dims: &'static [&'static str],
+    /// The grid, if the kernel gives it, from the values of parameters.
+    pub grid: Option<Evaluate<[i64; 3]>>,
     /// Declares the arguments and runs the body. Called only by [`KernelDef::record`].
     #[doc(hidden)]
     pub body: fn(&Inputs<'_>),
@@ -56,6 +63,34 @@ pub struct ParamDef {
     /// Whether variants are compiled for arguments that are multiples of 16 and for integers that are 1.
     /// `#[no_specialize]` disables this.
     pub specialize: bool,
+    /// For a constant that follows from others and from arguments (`#[heuristic(…)]`): its value.
+    pub heuristic: Option<Evaluate<ConstValue>>,
+}
+
+/// Values of parameters by name.
+pub type Lookup<'a> = dyn Fn(&'static str) -> Option<ConstValue> + 'a;
+
+/// A function of values of parameters. If it needs one that is not known, its name is the error.
+pub type Evaluate<R> = fn(&Lookup<'_>) -> Result<R, &'static str>;
+
+/// The value of a number or constant; used by code that `#[kernel]` generates.
+///
+/// # Errors
+/// The name, if the value is not known or has another type.
+#[doc(hidden)]
+pub fn lookup<T: Constexpr>(values: &Lookup<'_>, name: &'static str) -> Result<T, &'static str> {
+    values(name).as_ref().and_then(T::from_const).ok_or(name)
+}
+
+/// A tensor in a kernel's signature: `x: Tensor<T, (rows, d)>`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorDef {
+    /// The name of its memory parameter.
+    pub name: &'static str,
+    /// For each dimension: the index of its extent in [`KernelDef::dims`].
+    pub dims: &'static [usize],
+    /// For each dimension: the name of the parameter with its stride.
+    pub strides: &'static [&'static str],
 }
 
 /// Kind of a parameter.

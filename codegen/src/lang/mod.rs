@@ -32,6 +32,7 @@ pub mod record;
 pub mod reduce;
 pub mod shape;
 pub mod sort;
+pub mod tensor;
 #[cfg(test)]
 mod tests;
 
@@ -69,3 +70,4 @@ pub use shape::{
     trans, view,
 };
 pub use sort::{flip, gather, histogram, sort, topk};
+pub use tensor::TensorPtr;

@@ -2,12 +2,13 @@
 
 use super::host::{Lists, pascal_case};
 use super::kernel::{const_default, def_name};
+use super::values::{Grid, typed_key};
 use super::{body::hygienic, private};
-use crate::parse::autotune::{self as parse, Autotune, Config, Key, SCHEDULE_OPTIONS};
-use crate::parse::kernel::{self as signature, Signature};
+use crate::parse::autotune::{self as parse, Autotune, Config, Key, KeyValue, SCHEDULE_OPTIONS};
+use crate::parse::kernel::{self as signature, Origin, ParamKind, Signature};
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote};
-use syn::{Error, ItemFn};
+use syn::{Error, ItemFn, Visibility};
 
 pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let (f, syntax) = crate::parse::item::parse(item.clone());
@@ -107,6 +108,91 @@ fn setters(signature: &Signature, autotune: &Autotune, chosen: &Ident) -> Vec<To
     }
 }
 
+/// The tokens of the key: statements that bind its values, the words that are hashed, and the named parts.
+#[derive(Default)]
+struct KeyTokens {
+    bindings: Vec<TokenStream>,
+    words: Vec<TokenStream>,
+    parts: Vec<TokenStream>,
+}
+
+impl KeyTokens {
+    fn of(signature: &Signature, autotune: &Autotune) -> KeyTokens {
+        let private = private();
+        let (lang, key_value) = (quote!(#private::lang), quote!(#private::autotune::KeyValue));
+        let mut tokens = KeyTokens::default();
+        for (n, Key { name, value }) in autotune.key.iter().enumerate() {
+            let (text, bound) = (name.to_string(), hygienic(&format!("key{n}")));
+            let param = signature.params.iter().find(|p| p.name == *name);
+            let argument = match param.map(|p| (&p.kind, &p.origin, &p.ty)) {
+                Some((ParamKind::Scalar(_), Origin::Field, _)) => quote!(self.#name),
+                Some((_, Origin::Dim, ty)) => quote!(#name as #ty),
+                _ => quote!(#name),
+            };
+            let (binding, word, part) = match value {
+                KeyValue::Size => (
+                    quote!(#private::autotune::size_bucket((#argument) as i64)),
+                    quote!(#bound),
+                    quote!(#key_value::Size(#bound)),
+                ),
+                KeyValue::Bool => (argument, quote!(u64::from(#bound)), quote!(#key_value::from(#bound))),
+                KeyValue::Constant => (
+                    argument,
+                    quote!(#lang::kernel::Constexpr::key(#bound)),
+                    quote!(#key_value::Exact(#lang::kernel::Constexpr::to_const(#bound))),
+                ),
+                KeyValue::Expr(expr) => (typed_key(expr, signature), quote!(#bound.word()), quote!(#bound.clone())),
+            };
+            tokens.bindings.push(quote!(let #bound = #binding;));
+            tokens.words.push(word);
+            tokens.parts.push(quote!(#private::autotune::KeyPart { name: #text, value: #part }));
+        }
+        tokens
+    }
+}
+
+/// The method `launch_tuned`, and what `launch_tuned_with` takes and calls: the closure that chooses the grid, with its
+/// type parameter, or nothing if the kernel gives its grid.
+fn grid_tokens(vis: &Visibility, own: Option<&Grid>, device: &Ident, grid: &Ident) -> [TokenStream; 5] {
+    let private = private();
+    match own {
+        None => {
+            let parameter = quote!(#grid: impl ::core::ops::FnMut(&mut Self) -> Shape,);
+            let launch_tuned = quote! {
+                /// Launches the kernel with the best known configuration for these arguments. `grid` is called with the
+                /// arguments after the configuration's constants are set; it may set constants that follow from them,
+                /// and returns the grid.
+                ///
+                /// # Errors
+                /// As for `launch`; with tuning enabled, also if no configuration runs.
+                #[allow(dead_code)]
+                #vis fn launch_tuned<Shape: ::core::convert::Into<#private::Grid>>(
+                    &mut self,
+                    #device: &#private::Device,
+                    #parameter
+                ) -> #private::Result<()> {
+                    self.launch_tuned_with(#device, &#private::LaunchConfig::default(), #grid)
+                }
+            };
+            let generics = quote!(<Shape: ::core::convert::Into<#private::Grid>>);
+            [launch_tuned, quote!(mut #parameter), generics, quote!(&mut #grid,), quote!(#grid(self))]
+        }
+        Some(_) => {
+            let launch_tuned = quote! {
+                /// Launches the kernel with the best known configuration for these arguments.
+                ///
+                /// # Errors
+                /// As for `launch`; with tuning enabled, also if no configuration runs.
+                #[allow(dead_code)]
+                #vis fn launch_tuned(&mut self, #device: &#private::Device) -> #private::Result<()> {
+                    self.launch_tuned_with(#device, &#private::LaunchConfig::default())
+                }
+            };
+            [launch_tuned, quote!(), quote!(), quote!(), quote!(0)]
+        }
+    }
+}
+
 /// The static, and the methods of the argument struct.
 fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream {
     let private = private();
@@ -115,23 +201,22 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
     let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
     let static_name = format_ident!("{}_AUTOTUNE", def_name(f));
     let definition = definition(f, signature, autotune, &static_name);
-    let Lists { lifetime, params, names, args, keys: _, values, constants } = Lists::of(signature);
+    let Lists { lifetime, params, names, bindings, args, keys: _, values } = Lists::of(signature);
+    let own_grid = Grid::of(f);
     let [device, config, grid, chosen, argument_list, value_list, choice, error] =
         ["device", "config", "grid", "chosen", "args", "values", "choice", "error"].map(hygienic);
-    let key_names: Vec<&Ident> = autotune.key.iter().map(|key| &key.name).collect();
-    let key_words = autotune.key.iter().map(|Key { name, size }| match size {
-        true => quote!(#private::autotune::size_bucket(self.#name as i64)),
-        false => quote!(#lang::kernel::Constexpr::key(self.#name)),
-    });
-    let key_parts = autotune.key.iter().map(|Key { name, size }| {
-        let text = name.to_string();
-        let value = match size {
-            true => quote!(Size(#private::autotune::size_bucket(#name as i64))),
-            false => quote!(Exact(#lang::kernel::Constexpr::to_const(#name))),
-        };
-        quote!(#private::autotune::KeyPart { name: #text, value: #private::autotune::KeyValue::#value })
-    });
+    let key = KeyTokens::of(signature, autotune);
+    let (bind_key, key_words, key_parts) = (&key.bindings, &key.words, &key.parts);
     let set = setters(signature, autotune, &chosen);
+    let [launch_tuned, parameter, generics, closure, launch_grid] = grid_tokens(vis, own_grid.as_ref(), &device, &grid);
+    let grid_parameter = own_grid.is_none().then(|| quote!(#grid: &mut impl ::core::ops::FnMut(&mut Self) -> Shape,));
+    let candidate_grid = match &own_grid {
+        None => quote!(let #grid = #grid(self).into(); #bindings),
+        Some(own) => {
+            let value = own.typed(signature);
+            quote!(#bindings let #grid = #value;)
+        }
+    };
     quote! {
         #definition
 
@@ -140,20 +225,7 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
             /// The configurations, and the key on which the best one depends.
             #vis const AUTOTUNE: &'static #private::autotune::Autotune = &#static_name;
 
-            /// Launches the kernel with the best known configuration for these arguments. `grid` is called with the
-            /// arguments after the configuration's constants are set; it may set constants that follow from them, and
-            /// returns the grid.
-            ///
-            /// # Errors
-            /// As for `launch`; with tuning enabled, also if no configuration runs.
-            #[allow(dead_code)]
-            #vis fn launch_tuned<Shape: ::core::convert::Into<#private::Grid>>(
-                &mut self,
-                #device: &#private::Device,
-                #grid: impl ::core::ops::FnMut(&mut Self) -> Shape,
-            ) -> #private::Result<()> {
-                self.launch_tuned_with(#device, &#private::LaunchConfig::new(0), #grid)
-            }
+            #launch_tuned
 
             /// As `launch_tuned`, with options. Their grid, warps and stages are ignored; their registers and schedule
             /// apply where the configuration sets none.
@@ -161,16 +233,16 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
             /// # Errors
             /// As for `launch_tuned`.
             #[allow(dead_code)]
-            #vis fn launch_tuned_with<Shape: ::core::convert::Into<#private::Grid>>(
+            #vis fn launch_tuned_with #generics(
                 &mut self,
                 #device: &#private::Device,
                 #config: &#private::LaunchConfig,
-                mut #grid: impl ::core::ops::FnMut(&mut Self) -> Shape,
+                #parameter
             ) -> #private::Result<()> {
-                let mut #choice = self.choose(#device, #config, &mut #grid)?;
+                let mut #choice = self.choose(#device, #config, #closure)?;
                 loop {
                     self.set_configuration(&#choice.config)?;
-                    let #chosen = #choice.config.launch_config(#config, #grid(self));
+                    let #chosen = #choice.config.launch_config(#config, #launch_grid);
                     match self.launch_with(#device, &#chosen) {
                         ::core::result::Result::Ok(()) => return ::core::result::Result::Ok(()),
                         ::core::result::Result::Err(#error) => #choice = #choice.fallback(#error)?,
@@ -183,14 +255,15 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
             ///
             /// # Errors
             /// As for `launch_tuned`.
-            #[allow(dead_code)]
-            #vis fn choose<Shape: ::core::convert::Into<#private::Grid>>(
+            #[allow(dead_code, unused_variables)]
+            #vis fn choose #generics(
                 &mut self,
                 #device: &#private::Device,
                 #config: &#private::LaunchConfig,
-                #grid: &mut impl ::core::ops::FnMut(&mut Self) -> Shape,
+                #grid_parameter
             ) -> #private::Result<::std::sync::Arc<#private::autotune::Choice>> {
-                let (#(#key_names,)*) = (#(self.#key_names,)*);
+                #bindings
+                #(#bind_key)*
                 #private::autotune::choose(
                     Self::AUTOTUNE,
                     #device,
@@ -200,8 +273,7 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
                     &|| ::std::vec![#(#key_parts),*],
                     &mut |#chosen| {
                         self.set_configuration(#chosen)?;
-                        let #grid = #grid(self).into();
-                        let (#(#constants,)*) = (#(self.#constants,)*);
+                        #candidate_grid
                         let #value_list = ::std::vec![#(#values),*];
                         let #argument_list = [#(#args),*];
                         ::core::result::Result::Ok(#private::autotune::CandidateLaunch::new(

@@ -3,7 +3,7 @@
 use super::body::hygienic;
 use super::host::{Lists, field, pascal_case};
 use crate::parse::calls::PRECISION;
-use crate::parse::kernel::{Param, Signature};
+use crate::parse::kernel::{Origin, Param, Signature};
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -11,7 +11,8 @@ use syn::{Expr, ExprLit, ExprUnary, ItemFn, Lit, LitFloat, UnOp};
 
 /// The struct `NameRequired`, and its conversion to the kernel's own struct; nothing if no parameter has a default.
 pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
-    let (optional, needed): (Vec<&Param>, Vec<&Param>) = signature.params.iter().partition(|p| p.default.is_some());
+    let fields = signature.params.iter().filter(|p| matches!(p.origin, Origin::Field | Origin::Tensor(_)));
+    let (optional, needed): (Vec<&Param>, Vec<&Param>) = fields.partition(|p| p.default.is_some());
     if optional.is_empty() {
         return quote!();
     }
@@ -20,7 +21,7 @@ pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
     let span = f.sig.ident.span();
     let (name, full) = (format_ident!("{base}Required", span = span), format_ident!("{base}", span = span));
     let Lists { lifetime, params, names, .. } = Lists::of(signature);
-    let fields = needed.iter().map(|p| field(p, vis));
+    let fields = needed.iter().filter_map(|p| field(p, vis, signature));
     let needed = needed.iter().map(|p| &p.name);
     let list: Vec<String> = optional.iter().map(|p| format!("`{}`", p.name)).collect();
     let (constants, values): (Vec<_>, Vec<_>) =

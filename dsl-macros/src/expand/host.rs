@@ -2,7 +2,8 @@
 
 use super::body::hygienic;
 use super::private;
-use crate::parse::kernel::{Access, Generic, Param, ParamKind, Signature};
+use super::values::{Grid, typed_heuristic};
+use crate::parse::kernel::{Access, Generic, Origin, Param, ParamKind, Signature, Tensor};
 use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, format_ident, quote};
 use syn::{ItemFn, Visibility};
@@ -24,31 +25,44 @@ pub struct Lists<'s> {
     /// Type parameters with and without their bounds.
     pub params: Vec<TokenStream>,
     pub names: Vec<&'s Ident>,
+    /// Statements that bind the constants, and the strides and extents of tensors, to variables with their names.
+    pub bindings: TokenStream,
     /// A `KernelArg` per parameter that is passed at a launch.
     pub args: Vec<TokenStream>,
-    /// For each constant: its key, its value from a variable with the constant's name, and its name.
+    /// For each constant: its key and its value.
     pub keys: Vec<TokenStream>,
     pub values: Vec<TokenStream>,
-    pub constants: Vec<&'s Ident>,
 }
 
 impl Lists<'_> {
     pub fn of(signature: &Signature) -> Lists<'_> {
         let private = private();
         let lang = quote!(#private::lang);
-        let (mut args, mut keys, mut values, mut constants) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut args, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for p in &signature.params {
-            let field = &p.name;
-            match &p.kind {
-                ParamKind::Memory(Access::In, _) => args.push(quote!(#private::kernel::KernelArg::input(self.#field))),
-                ParamKind::Memory(Access::Out | Access::InOut, _) => {
-                    args.push(quote!(#private::kernel::KernelArg::output(&mut *self.#field)));
+            let (field, ty) = (&p.name, &p.ty);
+            let elem = super::kernel::element_type(ty);
+            match (&p.kind, &p.origin) {
+                (ParamKind::Memory(Access::In, _), _) => {
+                    args.push(quote!(#private::kernel::KernelArg::input::<#elem>(self.#field)));
                 }
-                ParamKind::Scalar(_) => args.push(quote!(#private::kernel::KernelArg::scalar(self.#field))),
-                ParamKind::Constexpr(_) => {
-                    keys.push(quote!(#lang::kernel::Constexpr::key(self.#field)));
-                    values.push(quote!(#lang::kernel::Constexpr::to_const(#field)));
-                    constants.push(field);
+                (ParamKind::Memory(Access::Out | Access::InOut, _), _) => {
+                    args.push(quote!(#private::kernel::KernelArg::output::<#elem>(&mut *self.#field)));
+                }
+                (ParamKind::Scalar(_), Origin::Dim) => {
+                    args.push(quote!(#private::kernel::KernelArg::scalar(#field as #ty)));
+                }
+                (ParamKind::Scalar(_), Origin::Stride) => {
+                    args.push(quote!(#private::kernel::KernelArg::scalar(#field)))
+                }
+                (ParamKind::Scalar(_), _) => args.push(quote!(#private::kernel::KernelArg::scalar(self.#field))),
+                (ParamKind::Constexpr(_), origin) => {
+                    let value = match origin {
+                        Origin::Dim => quote!(#field as #ty),
+                        _ => field.to_token_stream(),
+                    };
+                    keys.push(quote!(#lang::kernel::Constexpr::key(#value)));
+                    values.push(quote!(#lang::kernel::Constexpr::to_const(#value)));
                 }
             }
         }
@@ -61,57 +75,133 @@ impl Lists<'_> {
             lifetime: has_memory.then(|| quote!('a,)),
             params: signature.generics.iter().map(bounded).collect(),
             names: signature.generics.iter().map(|g| &g.name).collect(),
+            bindings: bindings(signature),
             args,
             keys,
             values,
-            constants,
         }
     }
 }
 
-/// The field of a parameter.
-pub fn field(p: &Param, vis: &Visibility) -> TokenStream {
+/// Statements that bind values of the arguments to variables with the parameters' names.
+fn bindings(signature: &Signature) -> TokenStream {
+    let private = private();
+    let constants = signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_)));
+    let fields: Vec<&Ident> = constants.filter(|p| matches!(p.origin, Origin::Field)).map(|p| &p.name).collect();
+    let constants = quote!(let (#(#fields,)*) = (#(self.#fields,)*););
+    let tensor = |t: &Tensor, function: TokenStream| {
+        let p = &signature.params[t.memory];
+        let (name, elem, rank) = (&p.name, super::kernel::element_type(&p.ty), t.dims.len());
+        quote!(#private::kernel::InputTensor::<#elem, #rank>::#function(&*self.#name))
+    };
+    let shapes = signature.tensors.iter().map(|t| tensor(t, quote!(shape)));
+    let dims = &signature.dims;
+    let dims = (!dims.is_empty())
+        .then(|| quote!(let [#(#dims),*] = #private::kernel::tensor_dims(Self::DEF, &[#(&#shapes[..]),*])?;));
+    let strides = signature.tensors.iter().map(|t| {
+        let (names, strides) = (t.strides.iter().map(|&n| &signature.params[n].name), tensor(t, quote!(strides)));
+        quote!(let [#(#names),*] = #strides;)
+    });
+    let heuristics = signature.params.iter().filter_map(|p| match &p.origin {
+        Origin::Heuristic(expr) => {
+            let (name, value) = (&p.name, typed_heuristic(p, expr, signature));
+            Some(quote!(let #name = #value;))
+        }
+        _ => None,
+    });
+    quote!(#constants #dims #(#strides)* #(#heuristics)*)
+}
+
+/// The field of a parameter, if it has one.
+pub fn field(p: &Param, vis: &Visibility, signature: &Signature) -> Option<TokenStream> {
     let private = private();
     let (field, ty, docs) = (&p.name, &p.ty, &p.docs);
+    let rank = match p.origin {
+        Origin::Tensor(t) => Some(signature.tensors[t].dims.len()),
+        Origin::Field => None,
+        Origin::Stride | Origin::Dim | Origin::Heuristic(_) => return None,
+    };
     let field_type = match &p.kind {
         ParamKind::Memory(access, _) => {
             let elem = super::kernel::element_type(ty);
-            match access {
-                Access::In => quote!(&'a dyn #private::kernel::Input<#elem>),
-                Access::Out | Access::InOut => quote!(&'a mut dyn #private::kernel::Output<#elem>),
+            match (access, rank) {
+                (Access::In, None) => quote!(&'a dyn #private::kernel::Input<#elem>),
+                (Access::Out | Access::InOut, None) => quote!(&'a mut dyn #private::kernel::Output<#elem>),
+                (Access::In, Some(rank)) => quote!(&'a dyn #private::kernel::InputTensor<#elem, #rank>),
+                (Access::Out | Access::InOut, Some(rank)) => {
+                    quote!(&'a mut dyn #private::kernel::OutputTensor<#elem, #rank>)
+                }
             }
         }
         ParamKind::Scalar(_) | ParamKind::Constexpr(_) => ty.to_token_stream(),
     };
-    quote!(#(#docs)* #vis #field: #field_type)
+    Some(quote!(#(#docs)* #vis #field: #field_type))
 }
 
 /// The struct and its methods. `def` is the static with the kernel's definition.
-pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream {
+pub fn arguments(f: &ItemFn, signature: &Signature, grid: Option<&Grid>, def: &Ident) -> TokenStream {
     let private = private();
     let lang = quote!(#private::lang);
     let vis = &f.vis;
     let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
     let docs: Vec<_> = f.attrs.iter().filter(|a| a.path().is_ident("doc")).collect();
-    let Lists { lifetime, params, names, args, keys, values, constants } = Lists::of(signature);
-    let fields = signature.params.iter().map(|p| field(p, vis));
+    let Lists { lifetime, params, names, bindings, args, keys, values } = Lists::of(signature);
+    let fields = signature.params.iter().filter_map(|p| field(p, vis, signature));
     let summary = format!("Arguments of the kernel `{}`, by name.", f.sig.ident);
     let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
-    // Constants keep the user's names, so generated names need other hygiene.
-    let [key_list, value_list, consts, arg_list, device, config, grid] =
+    // Parameters keep the user's names, so generated names need other hygiene.
+    let [key_list, value_list, consts, arg_list, device, config, shape] =
         ["keys", "values", "consts", "args", "device", "config", "grid"].map(hygienic);
+    let with_grid = grid.map(|grid| {
+        let grid = grid.typed(signature);
+        quote!(let #config = &#private::LaunchConfig { grid: #grid, ..#config.clone() };)
+    });
     let start = |function: TokenStream| {
         quote! {
+            #bindings
+            #with_grid
             let #key_list = [#(#keys),*];
-            let (#(#constants,)*) = (#(self.#constants,)*);
             let #value_list = || ::std::vec![#(#values),*];
             let #consts = #private::kernel::Consts { keys: &#key_list, values: &#value_list };
             let mut #arg_list = [#(#args),*];
             #function(Self::DEF, #device, #config, &[#(<#names as #lang::Dtype>::dtype()),*], &mut #arg_list, #consts)
         }
     };
-    let launch = start(quote!(#private::kernel::launch));
+    let launch_with = start(quote!(#private::kernel::launch));
     let prepare = start(quote!(#private::kernel::prepare));
+    let launch = match grid {
+        None => quote! {
+            /// Launches the kernel on `grid` program instances, with the compiler's default options. On a GPU the
+            /// launch is asynchronous; on the CPU it is complete when this returns.
+            ///
+            /// # Errors
+            /// Errors in the kernel, arguments on another device, and all errors of a launch.
+            #[allow(dead_code)]
+            #vis fn launch(
+                &mut self,
+                #device: &#private::Device,
+                #shape: impl ::core::convert::Into<#private::Grid>,
+            ) -> #private::Result<()> {
+                self.launch_with(#device, &#private::LaunchConfig::new(#shape))
+            }
+        },
+        Some(_) => quote! {
+            /// Launches the kernel on its grid, with the compiler's default options. On a GPU the launch is
+            /// asynchronous; on the CPU it is complete when this returns.
+            ///
+            /// # Errors
+            /// Errors in the kernel, tensors whose extents do not match, arguments on another device, and all errors of
+            /// a launch.
+            #[allow(dead_code)]
+            #vis fn launch(&mut self, #device: &#private::Device) -> #private::Result<()> {
+                self.launch_with(#device, &#private::LaunchConfig::default())
+            }
+        },
+    };
+    let options = match grid {
+        None => "As `launch`, with options.",
+        Some(_) => "As `launch`, with options. Their grid is ignored.",
+    };
     quote! {
         #[doc = #summary]
         #paragraph
@@ -124,31 +214,19 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
             /// The kernel's definition: its parameters, and how to record it.
             #vis const DEF: &'static #lang::kernel::KernelDef = &#def;
 
-            /// Launches the kernel on `grid` program instances, with the compiler's default options. On a GPU the
-            /// launch is asynchronous; on the CPU it is complete when this returns.
-            ///
-            /// # Errors
-            /// Errors in the kernel, arguments on another device, and all errors of a launch.
-            #[allow(dead_code)]
-            #vis fn launch(
-                &mut self,
-                #device: &#private::Device,
-                #grid: impl ::core::convert::Into<#private::Grid>,
-            ) -> #private::Result<()> {
-                self.launch_with(#device, &#private::LaunchConfig::new(#grid))
-            }
+            #launch
 
-            /// As `launch`, with options.
+            #[doc = #options]
             ///
             /// # Errors
             /// As for `launch`.
-            #[allow(dead_code)]
+            #[allow(dead_code, unused_variables)]
             #vis fn launch_with(
                 &mut self,
                 #device: &#private::Device,
                 #config: &#private::LaunchConfig,
             ) -> #private::Result<()> {
-                #launch
+                #launch_with
             }
 
             /// A compilation of the kernel ahead of time for a GPU (`GpuArch`) or a CPU (`HostCpu`).
@@ -163,7 +241,7 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
             ///
             /// # Errors
             /// As for `launch`.
-            #[allow(dead_code)]
+            #[allow(dead_code, unused_variables)]
             #vis fn compile(
                 &mut self,
                 #device: &#private::Device,

@@ -2,7 +2,8 @@
 
 use super::body::Body;
 use super::private;
-use crate::parse::kernel::{self as signature, Access, Default, Elem, Param, ParamKind, Signature};
+use super::values::{Grid, erased_heuristic};
+use crate::parse::kernel::{self as signature, Access, Default, Elem, Origin, Param, ParamKind, Signature};
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -14,9 +15,10 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         return syntax.into_iter().map(Error::into_compile_error).collect();
     };
     let (signature, mut errors) = signature::parse(&f);
-    if !attribute.is_empty() {
-        errors.push(Error::new(attribute.span(), "`#[kernel]` takes no arguments"));
-    }
+    let grid = Grid::parse(attribute).unwrap_or_else(|e| {
+        errors.push(e);
+        None
+    });
     if let Some(a) = f.attrs.iter().find(|a| a.path().segments.last().is_some_and(|s| s.ident == "autotune")) {
         errors.push(Error::new(a.span(), "`#[autotune]` must be above `#[kernel]`"));
     }
@@ -27,10 +29,11 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     errors.extend(body.errors);
     let failed = !errors.is_empty();
     let errors: Vec<TokenStream> = errors.into_iter().map(Error::into_compile_error).collect();
-    let definition = definition(&f, &signature, (!failed).then_some(inner));
+    let grid = grid.as_ref();
+    let definition = definition(&f, &signature, grid, (!failed).then_some(inner));
     let def = def_name(&f);
     // With errors in the signature, the struct would cause further errors.
-    let host = (!signature_failed).then(|| super::host::arguments(&f, &signature, &def));
+    let host = (!signature_failed).then(|| super::host::arguments(&f, &signature, grid, &def));
     let required = (!signature_failed).then(|| super::defaults::required(&f, &signature));
     quote!(#(#errors)* #definition #host #required)
 }
@@ -41,7 +44,7 @@ pub fn def_name(f: &ItemFn) -> Ident {
 }
 
 /// The static `KernelDef`. Without a body (after errors) it still names the parameters, for the editor.
-fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> TokenStream {
+fn definition(f: &ItemFn, signature: &Signature, grid: Option<&Grid>, body: Option<TokenStream>) -> TokenStream {
     let private = private();
     let lang = quote!(#private::lang);
     let (name, vis) = (&f.sig.ident, &f.vis);
@@ -59,7 +62,14 @@ fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> T
         let (name, bound) = (g.name.to_string(), g.bound.to_string());
         quote!(#lang::kernel::GenericDef { name: #name, bound: #bound })
     });
-    let params = signature.params.iter().map(|p| param_def(p, &lang));
+    let params = signature.params.iter().map(|p| param_def(p, signature, &lang));
+    let tensors = signature.tensors.iter().map(|t| {
+        let name = signature.params[t.memory].name.to_string();
+        let (dims, strides) = (&t.dims, t.strides.iter().map(|&stride| signature.params[stride].name.to_string()));
+        quote!(#lang::kernel::TensorDef { name: #name, dims: &[#(#dims),*], strides: &[#(#strides),*] })
+    });
+    let dims = signature.dims.iter().map(Ident::to_string);
+    let grid = option(grid.map(|grid| grid.erased(signature)));
     let run = match body {
         Some(body) => run_body(f, signature, &lang, body),
         None => quote!(let _ = inputs;),
@@ -76,6 +86,9 @@ fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> T
             line: #line,
             generics: &[#(#generics),*],
             params: &[#(#params),*],
+            tensors: &[#(#tensors),*],
+            dims: &[#(#dims),*],
+            grid: #grid,
             body: {
                 fn record_body(inputs: &#lang::kernel::Inputs<'_>) { #run }
                 record_body
@@ -105,8 +118,20 @@ pub fn const_default(d: &Default, lang: &TokenStream) -> TokenStream {
     quote!(#lang::kernel::ConstDefault::#value)
 }
 
-fn param_def(p: &Param, lang: &TokenStream) -> TokenStream {
+/// `Some(value)` or `None` as tokens.
+pub fn option(value: Option<TokenStream>) -> TokenStream {
+    match value {
+        Some(value) => quote!(::core::option::Option::Some(#value)),
+        None => quote!(::core::option::Option::None),
+    }
+}
+
+fn param_def(p: &Param, signature: &Signature, lang: &TokenStream) -> TokenStream {
     let (name, specialize) = (p.name.to_string(), p.specialize);
+    let heuristic = option(match &p.origin {
+        Origin::Heuristic(expr) => Some(erased_heuristic(p, expr, signature)),
+        _ => None,
+    });
     let kind = match &p.kind {
         ParamKind::Memory(access, elem) => {
             let elem = elem_def(elem, lang);
@@ -123,17 +148,16 @@ fn param_def(p: &Param, lang: &TokenStream) -> TokenStream {
         }
         ParamKind::Constexpr(default) => {
             let ty = &p.ty;
-            let default = match default {
-                None => quote!(::core::option::Option::None),
-                Some(d) => {
-                    let value = const_default(d, lang);
-                    quote!(::core::option::Option::Some(#value))
-                }
-            };
+            let default = option(default.as_ref().map(|d| const_default(d, lang)));
             quote!(Constexpr { ty: <#ty as #lang::kernel::Constexpr>::TYPE, default: #default })
         }
     };
-    quote!(#lang::kernel::ParamDef { name: #name, kind: #lang::kernel::ParamKind::#kind, specialize: #specialize })
+    quote!(#lang::kernel::ParamDef {
+        name: #name,
+        kind: #lang::kernel::ParamKind::#kind,
+        specialize: #specialize,
+        heuristic: #heuristic,
+    })
 }
 
 /// Declares the arguments, then runs the rewritten body on their handles.
@@ -141,31 +165,52 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
     // Not the kernel's name: the body may call a function of the language with the same name.
     let name = super::body::hygienic("kernel_body");
     let generics = &f.sig.generics;
-    let (mut inputs, mut types, mut args) = (Vec::new(), Vec::new(), Vec::new());
+    // Arguments are declared in the order of the parameters; a tensor's strides are no inputs of the body.
+    let handles: Vec<Ident> =
+        (0..signature.params.len()).map(|n| super::body::hygienic(&format!("input{n}"))).collect();
+    let (mut inputs, mut types, mut args, mut declarations) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut run_time, mut constants) = (0usize, 0usize);
-    for p in &signature.params {
+    for (p, handle) in signature.params.iter().zip(&handles) {
         let (ident, ty, text) = (&p.name, &p.ty, p.name.to_string());
-        let mutability = p.mutable.then(|| quote!(mut));
-        inputs.push(quote!(#mutability #ident));
-        match &p.kind {
+        let (input, declaration) = match &p.kind {
             ParamKind::Memory(access, _) => {
                 let inner = element_type(ty);
-                types.push(quote_spanned!(ty.span()=> #lang::Ptr<#inner>));
                 let writable = *access != Access::In;
-                args.push(quote!(inputs.pointer(#text, #run_time, #writable)));
-                run_time += 1;
+                let handle = match p.origin {
+                    Origin::Tensor(_) => quote_spanned!(ty.span()=> #lang::TensorPtr<#inner>),
+                    _ => quote_spanned!(ty.span()=> #lang::Ptr<#inner>),
+                };
+                (handle, quote!(inputs.pointer(#text, #run_time, #writable)))
             }
             ParamKind::Scalar(_) => {
-                types.push(quote_spanned!(ty.span()=> #lang::Scalar<#ty>));
-                args.push(quote!(inputs.scalar(#text, #run_time)));
-                run_time += 1;
+                (quote_spanned!(ty.span()=> #lang::Scalar<#ty>), quote!(inputs.scalar::<#ty>(#text, #run_time)))
             }
-            ParamKind::Constexpr(_) => {
-                types.push(ty.to_token_stream());
-                args.push(quote!(inputs.constant::<#ty>(#text, #constants)));
-                constants += 1;
-            }
+            ParamKind::Constexpr(_) => (ty.to_token_stream(), quote!(inputs.constant::<#ty>(#text, #constants))),
+        };
+        match &p.kind {
+            ParamKind::Constexpr(_) => constants += 1,
+            ParamKind::Memory(..) | ParamKind::Scalar(_) => run_time += 1,
         }
+        declarations.push(quote!(let #handle = #declaration;));
+        if matches!(p.origin, Origin::Stride) {
+            continue;
+        }
+        let mutability = p.mutable.then(|| quote!(mut));
+        inputs.push(quote!(#mutability #ident));
+        types.push(input);
+        args.push(match p.origin {
+            Origin::Tensor(t) => {
+                let tensor = &signature.tensors[t];
+                let strides = tensor.strides.iter().map(|&stride| &handles[stride]);
+                let dims = tensor.dims.iter().filter_map(|&dim| {
+                    let place = signature.params.iter().position(|p| p.name == signature.dims[dim])?;
+                    Some(&handles[place])
+                });
+                let dims = dims.map(|dim| quote!(#lang::tensor::TensorDim::from(#dim)));
+                quote!(#lang::TensorPtr::new(#handle, &[#(#dims),*], &[#(#strides),*]))
+            }
+            _ => handle.to_token_stream(),
+        });
     }
     let placeholders = signature.generics.iter().enumerate().map(|(n, g)| {
         let placeholder = format_ident!("Generic{}", g.bound);
@@ -177,17 +222,19 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
             unused_mut, unused_variables, unused_assignments, unused_parens, non_snake_case, clippy::all
         )]
         fn #name #generics (#(#inputs: #types),*) { #body }
+        #(#declarations)*
         #name #turbofish (#(#args),*)
     }
 }
 
-/// The `T` of `In<T>`.
+/// The `T` of `In<T>` and of `Tensor<T, (rows, d)>`.
 pub fn element_type(ty: &syn::Type) -> TokenStream {
     if let syn::Type::Path(path) = ty
         && let Some(last) = path.path.segments.last()
         && let syn::PathArguments::AngleBracketed(args) = &last.arguments
+        && let Some(first) = args.args.first()
     {
-        return args.args.to_token_stream();
+        return first.to_token_stream();
     }
     quote!(#ty)
 }

@@ -9,6 +9,7 @@ pub mod device_fn;
 pub mod host;
 pub mod kernel;
 pub mod returns;
+pub mod values;
 
 use proc_macro_crate::{FoundCrate, crate_name};
 use proc_macro2::{Span, TokenStream};

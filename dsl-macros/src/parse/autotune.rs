@@ -1,7 +1,7 @@
 //! Parses the arguments of `#[autotune]`.
 
 use super::calls::named_argument;
-use super::kernel::{self, Default, Elem, Param, ParamKind, Signature};
+use super::kernel::{self, Default, Elem, Origin, Param, ParamKind, Signature};
 use super::schedule_names;
 use proc_macro2::{Span, TokenStream};
 use syn::parse::Parser;
@@ -39,8 +39,19 @@ pub struct Config {
 /// An entry of the key.
 pub struct Key {
     pub name: Ident,
-    /// Whether the key contains its size (the next power of two) instead of its value.
-    pub size: bool,
+    pub value: KeyValue,
+}
+
+/// What the key contains of an entry.
+pub enum KeyValue {
+    /// The size of an integer argument or of a tensor's extent: the next power of two.
+    Size,
+    /// The value of a bool argument.
+    Bool,
+    /// The value of a constant.
+    Constant,
+    /// The value of an expression of arguments, extents and constants, which is a bool or an integer.
+    Expr(Expr),
 }
 
 const HELP: &str = "expected `#[autotune(configs = [Config(tile = 64, num_warps = 4), …], key = [n, …])]`";
@@ -101,7 +112,8 @@ fn elements<'a>(list: &'a Expr, what: &str, errors: &mut Vec<Error>) -> Vec<&'a 
 
 /// The parameters that configurations can set.
 pub fn constants(signature: &Signature) -> impl Iterator<Item = &Param> {
-    signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_)))
+    let is_set = |p: &&Param| matches!(p.kind, ParamKind::Constexpr(_)) && matches!(p.origin, Origin::Field);
+    signature.params.iter().filter(is_set)
 }
 
 fn names<'a>(params: impl Iterator<Item = &'a Param>) -> String {
@@ -271,9 +283,12 @@ fn read_argument(
         "num_stages" => (&mut config.num_stages, 1..=16, "1 to 16"),
         "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
         _ => {
-            let message = match signature.params.iter().any(|p| p.name == *name) {
-                true => format!("`{name}` is passed at each launch: a configuration sets `#[constexpr]` parameters"),
-                false => format!(
+            let found = signature.params.iter().find(|p| p.name == *name);
+            let message = match found.map(|p| &p.origin) {
+                Some(Origin::Heuristic(_)) => format!("`{name}` follows from its `#[heuristic(…)]`"),
+                Some(Origin::Dim) => format!("`{name}` is an extent of a tensor, which each launch gives"),
+                Some(_) => format!("`{name}` is passed at each launch: a configuration sets `#[constexpr]` parameters"),
+                None => format!(
                     "the kernel has no constant `{name}`: a configuration can set {}, and num_warps, num_stages, \
                      max_registers, {}",
                     names(constants(signature)),
@@ -309,12 +324,14 @@ fn read_bool(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Opti
 fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Vec<Error>) -> Vec<Key> {
     let mut key: Vec<Key> = Vec::new();
     for expr in elements(list, "`key`", errors) {
-        let name = match expr {
-            Expr::Path(path) => path.path.get_ident(),
-            _ => None,
+        let (name, value) = match expr {
+            Expr::Path(path) => (path.path.get_ident(), None),
+            Expr::Assign(_) => named_argument(expr).map_or((None, None), |(name, value)| (Some(name), Some(value))),
+            _ => (None, None),
         };
         let Some(name) = name else {
-            errors.push(Error::new(expr.span(), "expected the name of a parameter"));
+            let message = "expected the name of a parameter, or a named expression: `is_small = rows * d < 4096`";
+            errors.push(Error::new(expr.span(), message));
             continue;
         };
         if key.iter().any(|other| other.name == *name) {
@@ -322,7 +339,17 @@ fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Ve
             continue;
         }
         let found = signature.params.iter().find(|p| p.name == *name);
-        let size = match found.map(|p| &p.kind) {
+        if let Some(value) = value {
+            match found {
+                None => key.push(Key { name: name.clone(), value: KeyValue::Expr(value.clone()) }),
+                Some(_) => errors.push(Error::new(
+                    name.span(),
+                    format!("`{name}` is a parameter: an expression of the key has a name of its own"),
+                )),
+            }
+            continue;
+        }
+        let value = match found.map(|p| &p.kind) {
             Some(ParamKind::Constexpr(_)) if tuned.contains(name) => {
                 errors.push(Error::new(
                     name.span(),
@@ -330,14 +357,14 @@ fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Ve
                 ));
                 continue;
             }
-            Some(ParamKind::Constexpr(_)) => false,
-            Some(ParamKind::Scalar(Elem::Fixed("Bool"))) => false,
+            Some(ParamKind::Constexpr(_)) => KeyValue::Constant,
+            Some(ParamKind::Scalar(Elem::Fixed("Bool"))) => KeyValue::Bool,
             Some(ParamKind::Scalar(Elem::Fixed("F32" | "F64"))) => {
                 let message = "a key is an integer argument, a bool or a constant: floats are not supported";
                 errors.push(Error::new(name.span(), message));
                 continue;
             }
-            Some(ParamKind::Scalar(_)) => true,
+            Some(ParamKind::Scalar(_)) => KeyValue::Size,
             Some(ParamKind::Memory(..)) => {
                 errors.push(Error::new(
                     name.span(),
@@ -352,7 +379,7 @@ fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Ve
                 continue;
             }
         };
-        key.push(Key { name: name.clone(), size });
+        key.push(Key { name: name.clone(), value });
     }
     key
 }

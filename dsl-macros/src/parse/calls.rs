@@ -209,7 +209,9 @@ functions! {
 /// Kinds of the arguments of methods whose lists need the same expansion as those of the functions.
 pub fn method_kinds(name: &str) -> &'static [Kind] {
     match name {
-        "advance" | "load" => &[Kind::Indices],
+        "advance" | "load" | "index" => &[Kind::Indices],
+        "block" => &[Kind::Indices, Kind::Extents],
+        "descriptor" => &[Kind::Extents],
         "store" | "atomic_add" => &[Kind::Indices, Kind::Operand],
         "reshape" | "view" | "broadcast_to" => &[Kind::Extents],
         "maximum" | "minimum" => &[Kind::Operand],

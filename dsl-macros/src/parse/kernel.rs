@@ -11,9 +11,24 @@ use syn::{
 /// A kernel's signature, checked.
 pub struct Signature {
     pub generics: Vec<Generic>,
+    /// The parameters as the compiler has them: those in the signature, then the strides of all tensors, then the
+    /// extents that are no parameters yet.
     pub params: Vec<Param>,
+    pub tensors: Vec<Tensor>,
+    /// The extents that tensors give.
+    pub dims: Vec<Ident>,
     pub doc: String,
     pub aliases: Aliases,
+}
+
+/// A tensor in the signature.
+pub struct Tensor {
+    /// Its memory, an index of `params`.
+    pub memory: usize,
+    /// Its strides, indices of `params`.
+    pub strides: Vec<usize>,
+    /// Its extents, indices of `dims`.
+    pub dims: Vec<usize>,
 }
 
 /// Former names, as `#[alias(former_kernel, former = parameter)]` gives them.
@@ -35,12 +50,46 @@ pub struct Param {
     /// Whether it is declared `mut`.
     pub mutable: bool,
     pub kind: ParamKind,
+    /// Where a launch takes the value from.
+    pub origin: Origin,
     /// The default of a constexpr parameter, as written.
     pub default: Option<Expr>,
     pub specialize: bool,
     /// The type as written.
     pub ty: Type,
     pub docs: Vec<Attribute>,
+}
+
+impl Param {
+    /// A scalar that the signature does not list, of the type i32 or i64.
+    fn number(name: Ident, ty: &str, origin: Origin, specialize: bool) -> Param {
+        let ident = Ident::new(ty, name.span());
+        let elem = if ty == "i64" { "I64" } else { "I32" };
+        Param {
+            name,
+            mutable: false,
+            kind: ParamKind::Scalar(Elem::Fixed(elem)),
+            origin,
+            default: None,
+            specialize,
+            ty: syn::parse_quote!(#ident),
+            docs: Vec::new(),
+        }
+    }
+}
+
+/// Where a launch takes the value of a parameter from.
+pub enum Origin {
+    /// A field of the argument struct.
+    Field,
+    /// The memory of a tensor, by its index in [`Signature::tensors`].
+    Tensor(usize),
+    /// The stride of a tensor's dimension.
+    Stride,
+    /// An extent of a tensor.
+    Dim,
+    /// A function of other values.
+    Heuristic(Expr),
 }
 
 pub enum ParamKind {
@@ -57,6 +106,7 @@ pub enum Access {
 }
 
 /// An element type: a type parameter by index, or a Rust type by the name of its variant.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Elem {
     Generic(usize),
     Fixed(&'static str),
@@ -96,7 +146,8 @@ const SCALARS: &[&str] = &["bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32"
 pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     let mut errors = Vec::new();
     let (doc, aliases) = (doc_text(&f.attrs), Aliases::default());
-    let mut signature = Signature { generics: Vec::new(), params: Vec::new(), doc, aliases };
+    let (params, tensors, dims) = (Vec::new(), Vec::new(), Vec::new());
+    let mut signature = Signature { generics: Vec::new(), params, tensors, dims, doc, aliases };
     check_modifiers(f, &mut errors);
     for param in &f.sig.generics.params {
         match generic(param) {
@@ -104,12 +155,20 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
             Err(e) => errors.push(e),
         }
     }
+    let mut tensors = Vec::new();
+    let declared: Vec<&Ident> = f.sig.inputs.iter().filter_map(name_of).collect();
     for input in &f.sig.inputs {
         match parameter(input, &signature.generics) {
-            Ok(p) => signature.params.push(p),
+            Ok((p, None)) => signature.params.push(p),
+            Ok((p, Some(dims))) => {
+                signature.params.push(Param { origin: Origin::Tensor(tensors.len()), ..p });
+                tensors.push((signature.params.len() - 1, dims));
+            }
             Err(e) => errors.push(e),
         }
     }
+    signature.add_tensors(tensors, &declared);
+    errors.extend(signature.check_dims().err());
     for attr in f.attrs.iter().filter(|a| a.path().is_ident("alias")) {
         if let Err(e) = read_aliases(attr, &mut signature) {
             errors.push(e);
@@ -125,6 +184,76 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
         }
     }
     (signature, errors)
+}
+
+fn name_of(input: &FnArg) -> Option<&Ident> {
+    match input {
+        FnArg::Typed(typed) => match &*typed.pat {
+            Pat::Ident(pat) => Some(&pat.ident),
+            _ => None,
+        },
+        FnArg::Receiver(_) => None,
+    }
+}
+
+impl Signature {
+    /// Adds the strides of tensors, given as places of their memory with the names of their extents, and the extents that
+    /// are not `declared` as parameters.
+    fn add_tensors(&mut self, tensors: Vec<(usize, Vec<Ident>)>, declared: &[&Ident]) {
+        let mut extents = Vec::new();
+        for (memory, dims) in tensors {
+            let Param { name: tensor, specialize, .. } = &self.params[memory];
+            let (tensor, specialize) = (tensor.clone(), *specialize);
+            let first_stride = self.params.len();
+            let mut indices = Vec::new();
+            for (axis, dim) in dims.iter().enumerate() {
+                let suffix = if dims[..axis].contains(dim) { format!("_{axis}") } else { String::new() };
+                let name = Ident::new(&format!("{tensor}_stride_{dim}{suffix}"), dim.span());
+                self.params.push(Param::number(name, "i64", Origin::Stride, specialize));
+                let known = self.dims.iter().position(|known| known == dim);
+                indices.push(known.unwrap_or(self.dims.len()));
+                if known.is_none() {
+                    self.dims.push(dim.clone());
+                    if !declared.contains(&dim) {
+                        extents.push(Param::number(dim.clone(), "i32", Origin::Dim, specialize));
+                    }
+                }
+            }
+            self.tensors.push(Tensor { memory, strides: (first_stride..self.params.len()).collect(), dims: indices });
+        }
+        self.params.extend(extents);
+    }
+
+    /// Marks the parameters that tensors give the values of, and checks their types and all names.
+    fn check_dims(&mut self) -> Result<(), Error> {
+        for p in self.params.iter_mut().filter(|p| self.dims.contains(&p.name)) {
+            let is_integer = match &p.kind {
+                ParamKind::Scalar(elem) => matches!(elem, Elem::Fixed("I32" | "I64")),
+                ParamKind::Constexpr(_) => {
+                    let types = ["usize", "i32", "i64", "u32", "u64"];
+                    matches!(&p.ty, Type::Path(path) if types.iter().any(|ty| path.path.is_ident(ty)))
+                }
+                ParamKind::Memory(..) => false,
+            };
+            if !is_integer || p.default.is_some() || matches!(p.origin, Origin::Heuristic(_)) {
+                return Err(Error::new(
+                    p.name.span(),
+                    format!(
+                        "`{}` is an extent of a tensor: declare it as an i32, an i64 or `#[constexpr] {}: usize`, without \
+                         default, or leave it out",
+                        p.name, p.name
+                    ),
+                ));
+            }
+            p.origin = Origin::Dim;
+        }
+        for (place, p) in self.params.iter().enumerate() {
+            if self.params[..place].iter().any(|other| other.name == p.name) {
+                return Err(Error::new(p.name.span(), format!("`{}` is the name of two parameters", p.name)));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn check_modifiers(f: &ItemFn, errors: &mut Vec<Error>) {
@@ -174,7 +303,8 @@ fn generic(param: &GenericParam) -> Result<Generic, Error> {
     }
 }
 
-fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
+/// Parses a parameter, and the names of the extents if it is a tensor.
+fn parameter(input: &FnArg, generics: &[Generic]) -> Result<(Param, Option<Vec<Ident>>), Error> {
     let FnArg::Typed(typed) = input else {
         return Err(Error::new(input.span(), "a kernel is a free function: it has no `self`"));
     };
@@ -188,6 +318,7 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
         name: pat.ident.clone(),
         mutable: pat.mutability.is_some(),
         kind: ParamKind::Constexpr(None),
+        origin: Origin::Field,
         default: None,
         specialize: true,
         ty: (*typed.ty).clone(),
@@ -198,6 +329,12 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
         if attr.path().is_ident("constexpr") {
             param.default = default_expr(attr)?;
             constexpr = Some(param.default.as_ref().map(default_value).transpose()?);
+        } else if attr.path().is_ident("heuristic") {
+            param.origin = Origin::Heuristic(attr.parse_args().map_err(|e| {
+                let example = "`#[heuristic(n.is_multiple_of(tile))] even: bool`";
+                Error::new(e.span(), format!("expected an expression of other parameters, as in {example}"))
+            })?);
+            constexpr.get_or_insert(None);
         } else if attr.path().is_ident("no_specialize") {
             param.specialize = false;
         } else if attr.path().is_ident("doc") {
@@ -205,20 +342,22 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
         } else {
             return Err(Error::new(
                 attr.span(),
-                "unknown attribute: a parameter may have `#[constexpr]` or `#[no_specialize]`",
+                "unknown attribute: a parameter may have `#[constexpr]`, `#[heuristic(…)]` or `#[no_specialize]`",
             ));
         }
     }
+    let mut dims = None;
     param.kind = match constexpr {
         Some(default) => ParamKind::Constexpr(default),
-        None => run_time_kind(&typed.ty, generics)?,
+        None => run_time_kind(&typed.ty, generics, &mut dims)?,
     };
-    Ok(param)
+    Ok((param, dims))
 }
 
-/// `In<T>`, `Out<T>`, `InOut<T>`, or a number type.
-fn run_time_kind(ty: &Type, generics: &[Generic]) -> Result<ParamKind, Error> {
-    const HELP: &str = "a parameter is `In<T>`, `Out<T>` or `InOut<T>` for memory, a number type such as `i32` or `f32` for a \
+/// A tensor, `In<T>`, `Out<T>`, `InOut<T>`, or a number type. Returns the extents of a tensor in `dims`.
+fn run_time_kind(ty: &Type, generics: &[Generic], dims: &mut Option<Vec<Ident>>) -> Result<ParamKind, Error> {
+    const HELP: &str = "a parameter is `Tensor<T, (rows, d)>`, `TensorMut<T, (rows, d)>` or `TensorInOut<T, (rows, \
+                        d)>`, `In<T>`, `Out<T>` or `InOut<T>` for a pointer, a number type such as `i32` or `f32` for a \
                         scalar, or `#[constexpr] name: usize` for a number known at specialization";
     let Type::Path(path) = ty else {
         return Err(Error::new(ty.span(), HELP));
@@ -226,6 +365,11 @@ fn run_time_kind(ty: &Type, generics: &[Generic]) -> Result<ParamKind, Error> {
     let Some(last) = path.path.segments.last() else {
         return Err(Error::new(ty.span(), HELP));
     };
+    if let Some(access) = tensor_access(&last.ident) {
+        let (inner, names) = tensor_arguments(last)?;
+        *dims = Some(names);
+        return Ok(ParamKind::Memory(access, elem(inner, generics)?));
+    }
     let access = match last.ident.to_string().as_str() {
         "In" => Some(Access::In),
         "Out" => Some(Access::Out),
@@ -260,6 +404,52 @@ fn run_time_kind(ty: &Type, generics: &[Generic]) -> Result<ParamKind, Error> {
     }
     Ok(ParamKind::Scalar(elem(ty, generics)?))
 }
+
+/// The access of a tensor type.
+fn tensor_access(name: &Ident) -> Option<Access> {
+    match name.to_string().as_str() {
+        "Tensor" => Some(Access::In),
+        "TensorMut" => Some(Access::Out),
+        "TensorInOut" => Some(Access::InOut),
+        _ => None,
+    }
+}
+
+/// The element type and the extents of `Tensor<T, (rows, d)>`.
+fn tensor_arguments(segment: &syn::PathSegment) -> Result<(&Type, Vec<Ident>), Error> {
+    let name = &segment.ident;
+    let help = || {
+        let message = format!(
+            "`{name}` takes the element type and the names of its extents: `{name}<f32, (rows, d)>`, and \
+             `{name}<f32, (n,)>` with one dimension"
+        );
+        Error::new(segment.span(), message)
+    };
+    let PathArguments::AngleBracketed(args) = &segment.arguments else { return Err(help()) };
+    let mut args = args.args.iter();
+    let (Some(GenericArgument::Type(inner)), Some(GenericArgument::Type(Type::Tuple(shape))), None) =
+        (args.next(), args.next(), args.next())
+    else {
+        return Err(help());
+    };
+    let mut names = Vec::new();
+    for extent in &shape.elems {
+        let ident = match extent {
+            Type::Path(path) if path.qself.is_none() => path.path.get_ident(),
+            _ => None,
+        };
+        names.push(ident.cloned().ok_or_else(|| {
+            Error::new(extent.span(), "the extent of a dimension is a name, which tensors of equal extents share")
+        })?);
+    }
+    if names.is_empty() || names.len() > MAX_DIMS {
+        return Err(Error::new(segment.span(), format!("a tensor has 1 to {MAX_DIMS} dimensions")));
+    }
+    Ok((inner, names))
+}
+
+/// Maximum number of dimensions of a tensor, as of tiles.
+const MAX_DIMS: usize = 8;
 
 fn elem(ty: &Type, generics: &[Generic]) -> Result<Elem, Error> {
     if let Type::Path(path) = ty {

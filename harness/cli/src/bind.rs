@@ -1,8 +1,8 @@
 //! Derives scalar arguments of a kernel (strides, extents) from the shapes of its tensors and the names of its
 //! parameters.
 //!
-//! A kernel's signature does not declare that `x_stride_row` is a stride of `x`; only the name does. All kernels of
-//! this repository follow this convention:
+//! A tensor parameter (`x: Tensor<T, (rows, d)>`) declares its strides and extents. For pointers (`x: In<T>`) only names
+//! say that `x_stride_row` is a stride of `x`. All kernels of this repository follow this convention:
 //!
 //! - the strides of a tensor `x` are the scalars `x_stride_…`, in the order of its dimensions; what follows `x_stride_`
 //!   names the dimension. (Those of `d_o` may be `do_stride_…`, and those of `partial_grad_w` may be
@@ -37,7 +37,12 @@ pub fn strides(def: &'static KernelDef) -> BTreeMap<&'static str, Strides> {
         .map(|p| p.name)
         .collect();
     let mut found: BTreeMap<&'static str, Strides> = BTreeMap::new();
-    for param in def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_))) {
+    for tensor in def.tensors {
+        let dims = tensor.dims.iter().map(|&dim| Some(def.dims[dim])).collect();
+        found.insert(tensor.name, Strides { params: tensor.strides.to_vec(), dims });
+    }
+    let is_declared = |name: &str| def.tensors.iter().any(|t| t.strides.contains(&name));
+    for param in def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_)) && !is_declared(p.name)) {
         let Some((prefix, rest)) = param.name.split_once("_stride") else { continue };
         let dim = rest.strip_prefix('_').filter(|dim| !dim.is_empty());
         if dim.is_none() && !rest.is_empty() {
@@ -210,6 +215,31 @@ pub fn check_rank(def: &KernelDef, tensor: &str, rank: usize, strides: Option<&S
         )),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Checks that the tensors of a kernel have equal extents where their dimensions have the same name.
+///
+/// # Errors
+/// Two different extents; the message has both tensors.
+pub fn check_extents(def: &KernelDef, shapes: &BTreeMap<&'static str, &[usize]>) -> Result<()> {
+    let mut found: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+    for tensor in def.tensors {
+        let Some(shape) = shapes.get(tensor.name) else { continue };
+        for (&dim, &extent) in tensor.dims.iter().zip(*shape) {
+            let (name, known) = (def.dims[dim], (extent, tensor.name));
+            let (expected, of) = *found.entry(name).or_insert(known);
+            if expected != extent {
+                return Err(CliError::usage(
+                    format!(
+                        "tensor `{}` has shape {shape:?}: `{name}` is {extent} there, and {expected} in `{of}`",
+                        tensor.name
+                    ),
+                    format!("extents called `{name}` must be equal"),
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

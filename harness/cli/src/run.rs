@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tilewright_codegen::analysis::memory_effects;
 use tilewright_codegen::ir::{DType, Func, Value};
-use tilewright_codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
+use tilewright_codegen::lang::kernel::{ConstValue, ElemDef, Evaluate, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright_codegen::num;
 use tilewright_codegen::passes::dce;
 use tilewright_runtime::kernel::{KernelArg, launch_erased};
@@ -48,9 +48,9 @@ pub struct Launch {
     /// Name of the kernel, as `list` prints it
     pub kernel: String,
     /// Number of programs along each axis: numbers, or names of arguments, constants and dimensions with `*` and `/`
-    /// (which rounds up), as in `rows/rows_tile`
+    /// (which rounds up), as in `rows/rows_tile`. Default: the grid that the kernel gives, if it does
     #[arg(long, value_name = "X,Y,Z")]
-    pub grid: String,
+    pub grid: Option<String>,
     /// Constants of the kernel: `q_tile=64,k_tile=32`
     #[arg(long, value_name = "NAME=VALUE,…")]
     pub set: Vec<String>,
@@ -184,6 +184,9 @@ impl Job {
             extents.add_tensor(param.name, &shape, strides.get(param.name).filter(|_| touched));
             memory.insert(param.name, (shape, dtype));
         }
+        let touched = |name: &&'static str| given.contains_key(name) || !unused.contains(name);
+        let shapes = memory.iter().filter(|(name, _)| touched(name)).map(|(&name, (shape, _))| (name, &shape[..]));
+        bind::check_extents(def, &shapes.collect())?;
         let scalars = scalars(def, &dtypes, &words, &strides, &extents)?;
         for (name, value) in &scalars {
             match value {
@@ -192,10 +195,17 @@ impl Job {
                 _ => {}
             }
         }
-        let grid = grid(&arguments.grid, &extents)?;
+        let (grid, grid_text) = match (&arguments.grid, def.grid) {
+            (Some(text), _) => (grid(text, &extents)?, format!("--grid {text}")),
+            (None, Some(of_kernel)) => (own_grid(def, of_kernel, &constants, &extents)?, "the kernel's grid".into()),
+            (None, None) => {
+                let message = format!("kernel `{}` does not give its grid, and --grid is missing", def.name);
+                return Err(CliError::usage(message, "one to three extents, as in `--grid rows/rows_tile,heads`"));
+            }
+        };
         let job = Job { def, dtypes, constants, given, memory, scalars, grid };
         job.check_shapes()?;
-        job.check_outputs(&arguments.grid)?;
+        job.check_outputs(&grid_text)?;
         Ok(job)
     }
 
@@ -219,7 +229,7 @@ impl Job {
                 let [x, y, z] = self.grid;
                 return Err(CliError::usage(
                     format!(
-                        "--grid {grid} is ({x}, {y}, {z}): no program runs, so output `{name}` of shape \
+                        "{grid} is ({x}, {y}, {z}): no program runs, so output `{name}` of shape \
                          {shape:?} is not written"
                     ),
                     "give a grid of at least 1 along every axis",
@@ -602,6 +612,23 @@ fn number(name: &str, dtype: DType, text: &str) -> Result<LaunchArg> {
         (_, 2) => LaunchArg::I16(bits as i16),
         (_, 4) => LaunchArg::I32(bits as i32),
         _ => LaunchArg::I64(bits as i64),
+    })
+}
+
+/// The grid that a kernel gives.
+fn own_grid(
+    def: &KernelDef,
+    grid: Evaluate<[i64; 3]>,
+    constants: &[(&'static str, ConstValue)],
+    extents: &Extents,
+) -> Result<[i64; 3]> {
+    let value = |name: &'static str| {
+        let constant = constants.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
+        constant.or_else(|| extents.of_name(name).ok().flatten().map(ConstValue::Int))
+    };
+    grid(&value).map_err(|name| {
+        let message = format!("the grid of kernel `{}` depends on `{name}`, which is not known", def.name);
+        CliError::usage(message, format!("--grid …, --arg {name}=… or --set {name}=…"))
     })
 }
 

@@ -67,7 +67,7 @@ fn an_argument_has_one_assumption() {
 #[test]
 fn the_manifest_says_what_a_launch_needs() {
     let dir = tempfile::tempdir().unwrap();
-    let more = ["--target", "sm_90a", "--assume", "x_stride_d=1,x_stride_row%16,w%4", "--num-warps", "8", "-o", "x"];
+    let more = ["--target", "sm_90a", "--assume", "x_stride_d=1,x_stride_rows%16,w%4", "--num-warps", "8", "-o", "x"];
     compile(dir.path(), &more).ok();
     let manifest = manifest(&dir.path().join("x"));
     assert_eq!((&manifest["format"], &manifest["threads"]), (&1.into(), &256.into()));
@@ -89,10 +89,10 @@ fn the_manifest_says_what_a_launch_needs() {
         "x ptr 16 null",
         "w ptr 4 null",
         "y ptr 16 null",
-        "x_stride_row i64 16 null",
+        "x_stride_rows i64 16 null",
         "x_stride_d i64 1 1",
-        "w_stride i64 1 null",
-        "y_stride i64 1 null",
+        "w_stride_d i64 1 null",
+        "y_stride_rows i64 1 null",
         "rows i32 1 null",
         "d i32 1 null",
     ];
@@ -147,7 +147,7 @@ fn a_tile_that_is_no_power_of_two_names_its_line() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
     let cache = dir.path().join("cache").display().to_string();
     let message = tilewright_with(sources, &arguments, &[("TILEWRIGHT_CACHE", &cache)]).fails(1);
-    for part in ["powers of two", "48", "weighted_sum.rs:", "make_block_ptr", "use 64"] {
+    for part in ["powers of two", "48", "weighted_sum.rs:", "x.block", "use 64"] {
         assert!(message.contains(part), "`{part}` is missing in:\n{message}");
     }
 }

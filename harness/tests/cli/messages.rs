@@ -83,7 +83,7 @@ fn mistakes_on_the_command_line() {
                 "--set",
                 "rows_tile=16,d_tile=16",
                 "--assume",
-                "x_stride_row%24",
+                "x_stride_rows%24",
                 "-o",
                 "x",
             ],

@@ -76,7 +76,7 @@ fn strides_can_be_given() {
     let dir = tempfile::tempdir().unwrap();
     // With a row stride of 0, every row is the first one.
     write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &[1.0; 4])]);
-    let more = [&TILES[..], &["--shape", "y=rows", "--arg", "x_stride_row=0"]].concat();
+    let more = [&TILES[..], &["--shape", "y=rows", "--arg", "x_stride_rows=0"]].concat();
     run(dir.path(), "weighted_sum_fwd", &more).ok();
     assert_eq!(output(dir.path(), "y").1, [small(4).iter().sum::<f32>(); 3]);
 }
@@ -105,8 +105,8 @@ fn outputs_that_nothing_would_write_are_refused() {
         let message = with(&["--grid", grid]);
         assert!(message.contains(&format!("--grid {grid} is (")) && message.contains("`y` of shape [3]"), "{message}");
     }
-    let message = with(&["--grid", "1", "--arg", "y_stride=0"]);
-    assert!(message.contains("`y_stride` is 0: the 3 elements of output `y`"), "{message}");
+    let message = with(&["--grid", "1", "--arg", "y_stride_rows=0"]);
+    assert!(message.contains("`y_stride_rows` is 0: the 3 elements of output `y`"), "{message}");
 }
 
 #[test]
@@ -120,12 +120,16 @@ fn undetermined_arguments_are_requested() {
         assert!(!dir.path().join("out.safetensors").exists());
     };
     write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &small(4))]);
-    mistake("weighted_sum_fwd", &TILES, &["shape of `y`", "--shape y="]);
     mistake("weighted_sum_fwd", &["--grid", "1"], &["rows_tile", "d_tile", "--set"]);
-    mistake("weighted_sum_fwd", &["--set", "rows_tile=16,d_tile=16"], &["--grid"]);
+    mistake(
+        "rms_norm_fwd",
+        &["--set", "rows_tile=16,d_tile=16,whole_rows=true", "--shape", "rstd=rows", "--arg", "eps=0"],
+        &["does not give its grid", "--grid"],
+    );
+    mistake("rms_norm_fwd", &["--set", "rows_tile=16,d_tile=16,whole_rows=true", "--grid", "1"], &["shape of `rstd`"]);
     mistake(
         "weighted_sum_fwd",
-        &["--set", "rows_tile=16,d_tile=16", "--shape", "y=rows", "--grid", "row/rowtile"],
+        &["--set", "rows_tile=16,d_tile=16", "--shape", "y=rows", "--grid", "rows/rowtile"],
         &["`rowtile`", "did you mean `rows_tile`"],
     );
     mistake("weighted_sum_fwd", &[&TILES[..], &["--arg", "row=1"]].concat(), &["`row`", "did you mean `rows`"]);
@@ -133,7 +137,7 @@ fn undetermined_arguments_are_requested() {
     mistake("weighted_sum_fwd", &[&TILES[..], &["--shape", "z=rows"]].concat(), &["`z`"]);
     mistake(
         "weighted_sum_fwd",
-        &[&TILES[..], &["--shape", "y=rows", "--arg", "rows=4294967296"]].concat(),
+        &[&TILES[..], &["--shape", "y=3", "--arg", "rows=4294967296"]].concat(),
         &["`rows`", "i32"],
     );
     mistake("matmul", &["--set", "m_tile=16,n_tile=16,k_tile=16", "--grid", "1"], &["tensor `a`", "x"]);
@@ -178,15 +182,26 @@ fn tensors_that_do_not_fit_together_are_refused() {
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[7], &small(7))]);
     let run = |more: &[&str]| run(dir.path(), "weighted_sum_fwd", &[&TILES[..], more].concat()).fails(2);
     let text = run(&["--shape", "y=rows"]);
-    assert!(text.contains("tensor `w` has shape [7]") && text.contains("with shape [8]"), "{text}");
+    assert!(text.contains("tensor `w` has shape [7]: `d` is 7 there, and 8 in `x`"), "{text}");
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[8], &small(8))]);
-    let text = run(&["--shape", "y=rows", "--arg", "x_stride_row=999999"]);
+    let text = run(&["--shape", "y=rows", "--arg", "x_stride_rows=999999"]);
     assert!(text.contains("`x` has 32 elements") && text.contains("access element 3000004"), "{text}");
     let text = run(&["--shape", "y=2"]);
-    assert!(text.contains("`y` has 2 elements"), "{text}");
+    assert!(text.contains("tensor `y` has shape [2]: `rows` is 2 there, and 4 in `x`"), "{text}");
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[9], &small(9))]);
     let text = run(&["--shape", "y=rows"]);
-    assert!(text.contains("tensor `w` has shape [9]") && text.contains("with shape [8]"), "{text}");
+    assert!(text.contains("tensor `w` has shape [9]: `d` is 9 there, and 8 in `x`"), "{text}");
+}
+
+/// Shapes of outputs, extents and the grid follow from the kernel's signature.
+#[test]
+fn tensor_parameters_need_no_options() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &[1.0; 4])]);
+    let text = run(dir.path(), "weighted_sum_fwd", &["--set", "rows_tile=2,d_tile=16"]).ok();
+    assert!(text.contains("grid (2, 1, 1)"), "{text}");
+    let expected = small(12).chunks(4).map(|row| row.iter().sum()).collect();
+    assert_eq!(output(dir.path(), "y"), (vec![3], expected));
 }
 
 /// Regression test: with −1 tokens, every access passed the bounds check, because extents were compared as unsigned

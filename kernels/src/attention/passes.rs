@@ -21,10 +21,10 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
 ) -> Result<()> {
     let [q_strides, k_strides, v_strides, o_strides] = [q.strides(), k.strides(), v.strides(), o.strides()];
     let mut args = FlashAttentionFwd {
-        q: &q.data,
-        k: &k.data,
-        v: &v.data,
-        o: &mut o.data,
+        q: &q,
+        k: &k,
+        v: &v,
+        o,
         lse,
         mask_data: &s.mask.data,
         score_data: &s.score.data,
@@ -98,7 +98,7 @@ pub(super) fn launch_combine<T: FloatElement>(
     FlashAttentionFwdCombine {
         partial_o: &partial_o,
         partial_lse: &partial_lse,
-        o: &mut o.data,
+        o,
         lse,
         o_stride_batch: strides[0],
         o_stride_head: strides[1],
@@ -151,8 +151,8 @@ pub(super) fn launch_preprocess<T: FloatElement>(
     let config = options.launch(ROW_TILES, [rows.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
     let [o_strides, d_o_strides] = [o.strides(), d_o.strides()];
     FlashAttentionBwdPreprocess {
-        o: &o.data,
-        d_o: &d_o.data,
+        o: &o,
+        d_o: &d_o,
         lse: &lse,
         delta,
         lse2,
@@ -200,7 +200,7 @@ pub(super) fn launch_postprocess<T: FloatElement>(
     let config = options.launch(ROW_TILES, [n.div_ceil(ROW_TILES.q_tile), heads, s.batch]);
     FlashAttentionBwdPostprocess {
         sums: &sums,
-        grad: &mut grad.data,
+        grad,
         grad_stride_batch: strides[0],
         grad_stride_head: strides[1],
         grad_stride_row: strides[2],
@@ -230,16 +230,16 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
         [q.strides(), k.strides(), v.strides(), d_o.strides(), dk.strides(), dv.strides()];
     let mut args = FlashAttentionBwdDkdv {
-        q: &q.data,
-        k: &k.data,
-        v: &v.data,
-        d_o: &d_o.data,
+        q: &q,
+        k: &k,
+        v: &v,
+        d_o: &d_o,
         lse2: &rows.lse2,
         delta: &rows.delta,
         mask_data: &s.mask.data,
         score_data: &s.score.data,
-        dk: &mut dk.data,
-        dv: &mut dv.data,
+        dk,
+        dv,
         dq_sum,
         q_stride_batch: q_strides[0],
         q_stride_head: q_strides[1],
@@ -313,15 +313,15 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
     let [q_strides, k_strides, v_strides, d_o_strides, dq_strides] =
         [q.strides(), k.strides(), v.strides(), d_o.strides(), dq.strides()];
     let mut args = FlashAttentionBwdDq {
-        q: &q.data,
-        k: &k.data,
-        v: &v.data,
-        d_o: &d_o.data,
+        q: &q,
+        k: &k,
+        v: &v,
+        d_o: &d_o,
         lse2: &rows.lse2,
         delta: &rows.delta,
         mask_data: &s.mask.data,
         score_data: &s.score.data,
-        dq: &mut dq.data,
+        dq,
         q_stride_batch: q_strides[0],
         q_stride_head: q_strides[1],
         q_stride_row: q_strides[2],

@@ -336,6 +336,35 @@ pub enum KeyValue {
     Size(u64),
 }
 
+impl KeyValue {
+    /// Different for different values of one key.
+    pub fn word(&self) -> u64 {
+        match self {
+            KeyValue::Exact(ConstValue::Int(n)) => *n as u64,
+            KeyValue::Exact(ConstValue::Bool(b)) => u64::from(*b),
+            KeyValue::Exact(value) => crate::kernel::erased_key(value),
+            KeyValue::Size(size) => *size,
+        }
+    }
+}
+
+impl From<bool> for KeyValue {
+    fn from(value: bool) -> KeyValue {
+        KeyValue::Exact(ConstValue::Bool(value))
+    }
+}
+
+macro_rules! key_integers {
+    ($($ty:ty),*) => { $(
+        impl From<$ty> for KeyValue {
+            fn from(value: $ty) -> KeyValue {
+                KeyValue::Exact(ConstValue::Int(value as i64))
+            }
+        }
+    )* };
+}
+key_integers!(i32, i64, u32, u64, usize);
+
 impl fmt::Display for KeyPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {

@@ -16,6 +16,11 @@ impl Grid {
         self.checked(&format_args!("`{}` ({}:{})", def.name, def.file, def.line))
     }
 
+    /// The extents.
+    pub fn to_array(self) -> [i64; 3] {
+        self.0
+    }
+
     /// The extents as u32, for a launch of the kernel that messages call `kernel`.
     ///
     /// # Errors
@@ -100,6 +105,13 @@ pub struct LaunchConfig {
     pub stream: Option<Stream>,
     /// Whether the launch proves that the kernel's accesses are in bounds.
     pub bounds_check: BoundsCheck,
+}
+
+/// One program instance, which kernels that give their grid replace by it, and the compiler's default options.
+impl Default for LaunchConfig {
+    fn default() -> LaunchConfig {
+        LaunchConfig::new(1)
+    }
 }
 
 impl LaunchConfig {

@@ -11,6 +11,7 @@
 mod arg;
 mod compile;
 mod config;
+mod tensor;
 mod variant;
 
 use smallvec::SmallVec;
@@ -23,6 +24,7 @@ pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
 pub(crate) use compile::for_launches;
 pub use compile::{compile, compile_error, compile_func, record, render_with_source, source_file};
 pub use config::{BoundsCheck, Grid, LaunchConfig};
+pub use tensor::{InputTensor, MAX_EXTENT, OutputTensor, Tensor, TensorMut, cdiv, tensor_dims};
 pub use variant::specialization;
 
 use crate::device::Device;
@@ -182,7 +184,7 @@ pub fn launch_erased(
 }
 
 /// A key for a value without its type: a hash of the text. It cannot equal a key of typed launches.
-fn erased_key(value: &ConstValue) -> u64 {
+pub(crate) fn erased_key(value: &ConstValue) -> u64 {
     let hash = blake3::hash(value.to_string().as_bytes());
     let mut word = [0; 8];
     word.copy_from_slice(&hash.as_bytes()[..8]);

@@ -28,6 +28,21 @@ async fn asynchronous(x: In<f32>) {}
 fn attributes(#[constexpr = [1, 2]] n: usize, #[fast] m: i32) {}
 
 #[kernel]
+fn tensors(a: Tensor<f32>, b: Tensor<f32, 2>, c: TensorMut<f32, ()>, d: Tensor<f32, (Vec<n>, m)>, e: Tensor<f32, (n)>) {}
+
+#[kernel]
+fn extents(x: Tensor<f32, (n, m)>, n: f32) {}
+
+#[kernel]
+fn default_extent(x: Tensor<f32, (n,)>, #[constexpr = 4] n: usize) {}
+
+#[kernel]
+fn two_names(x: Tensor<f32, (n,)>, x_stride_n: i64) {}
+
+#[kernel]
+fn heuristics(x: In<f32>, #[heuristic] even: bool) {}
+
+#[kernel]
 struct NotAFunction;
 
 fn main() {}

@@ -150,7 +150,8 @@ impl Problem for KernelProblem<'_> {
     fn arguments(&self) -> Vec<String> {
         let Launch { kernel: _, grid, set, arg, dtype } = self.launch;
         let Inputs { shape, input } = self.inputs;
-        let mut words = vec![self.def().name.to_string(), "--grid".to_string(), grid.clone()];
+        let mut words = vec![self.def().name.to_string()];
+        words.extend(grid.iter().flat_map(|grid| ["--grid".to_string(), grid.clone()]));
         for (name, values) in [("--set", set), ("--arg", arg), ("--dtype", dtype), ("--shape", shape)] {
             words.extend(values.iter().flat_map(|value| [name.to_string(), value.clone()]));
         }

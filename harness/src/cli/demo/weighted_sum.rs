@@ -63,6 +63,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
             let mut gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], [programs, columns])?;
             let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [programs, d], [columns, 1])?;
             gradients.scalars.push(("rows_per_program", extent("x", ROWS_TILE)?));
+            gradients.scalars.push(("programs", extent("partial_grad_w", programs)?));
             // One program sums all rows of partial sums.
             let rows_per_program = extent("partial_grad_w", programs.next_multiple_of(ROWS_TILE).max(ROWS_TILE))?;
             sum.scalars.push(("rows_per_program", rows_per_program));
