@@ -118,7 +118,7 @@ def test_arrays_that_kernels_cannot_use():
         tw.launch("softmax_rows", **named, **CONSTANTS, grid=10)
     named = softmax_arguments()
     named["x"] = named["x"][::-1]
-    named["x_stride_rows"] = -100
+    named["x_stride_row"] = -100
     with pytest.raises(tw.Error, match="out of bounds|cannot prove"):
         tw.launch("softmax_rows", **named, **CONSTANTS, grid=10)
 
