@@ -1,5 +1,5 @@
-//! Attention with modifiers of one's own: the prefix mask of a language model that reads a prompt in both directions, and
-//! a learned bias per distance. The kernels of the library call them while they are traced, forward and backward.
+//! Attention with modifiers of one's own: the mask of a model that reads a few tokens ahead, as streaming speech
+//! recognition does, and a learned bias per distance. The kernels of the library call them while they are traced, forward and backward.
 
 use tilewright::bench::do_bench;
 use tilewright::kernels::attention::modifiers::{
@@ -11,19 +11,18 @@ use tilewright::prelude::*;
 
 // ANCHOR: modifiers
 mask_mod! {
-    /// Row i sees the keys j ≤ i and the first `number` keys, for as many keys as rows.
-    PREFIX = "prefix", prefix_keys, prefix_rows
+    /// Row i sees the keys j ≤ i + `number`, for as many keys as rows.
+    LOOKAHEAD = "lookahead", lookahead_keys, lookahead_rows
 }
 
 /// The range of keys that a row sees: the same function serves one row and a tile of rows.
-fn prefix_keys<P: Position>(row: P, args: MaskArgs) -> (P, P) {
-    (row.fixed(scalar::<i32>(0)), (row + scalar::<i32>(1)).at_least(args.number))
+fn lookahead_keys<P: Position>(row: P, args: MaskArgs) -> (P, P) {
+    (row.fixed(scalar::<i32>(0)), row + (args.number + 1))
 }
 
-/// The range of rows that see a key: all of them for a key of the prefix.
-fn prefix_rows<P: Position>(key: P, args: MaskArgs) -> (P, P) {
-    let first = key.choose(args.number, key.fixed(scalar::<i32>(0)), key);
-    (first, key.fixed(args.site.n_q))
+/// The range of rows that see a key.
+fn lookahead_rows<P: Position>(key: P, args: MaskArgs) -> (P, P) {
+    (key - args.number, key.fixed(args.site.n_q))
 }
 
 /// Adds `data[min(|i − j|, BIASES − 1)]` to the score of row i and key j.
@@ -49,13 +48,13 @@ fn add_bias(scores: Tile<f32>, rows: Tile<i32>, keys: Tile<i32>, biases: Ptr<f32
 // ANCHOR_END: modifiers
 
 /// O, dQ, dK and dV by their definition, for one head and dO = 1.
-fn expected(q: &[f32], k: &[f32], v: &[f32], biases: &[f32], n: usize, d: usize, prefix: usize) -> [Vec<f64>; 4] {
+fn expected(q: &[f32], k: &[f32], v: &[f32], biases: &[f32], n: usize, d: usize, ahead: usize) -> [Vec<f64>; 4] {
     let row = |x: &[f32], i: usize| x[i * d..(i + 1) * d].iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let scale = (d as f64).powf(-0.5);
     let mut all: [Vec<f64>; 4] = std::array::from_fn(|_| vec![0.0; n * d]);
     for i in 0..n {
-        let keys = 0..(i + 1).max(prefix).min(n);
+        let keys = 0..(i + 1 + ahead).min(n);
         let score = |j: usize| scale * dot(&row(q, i), &row(k, j)) + f64::from(biases[i.abs_diff(j).min(BIASES - 1)]);
         let weights: Vec<f64> = keys.clone().map(|j| score(j).exp()).collect();
         let total: f64 = weights.iter().sum();
@@ -77,11 +76,11 @@ fn expected(q: &[f32], k: &[f32], v: &[f32], biases: &[f32], n: usize, d: usize,
 
 /// Runs forward and backward, and compares with the definition.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
-    let (n, d, prefix) = (200, 32, 50);
+    let (n, d, ahead) = (200, 32, 50);
     let wave = |seed: f32| (0..n * d).map(|i| (i as f32 * seed).sin()).collect::<Vec<f32>>();
     let host = [wave(0.7), wave(0.3), wave(1.1)];
     let biases: Vec<f32> = (0..BIASES).map(|i| 1.0 - i as f32 * 0.2).collect();
-    let want = expected(&host[0], &host[1], &host[2], &biases, n, d, prefix);
+    let want = expected(&host[0], &host[1], &host[2], &biases, n, d, ahead);
 
     let [q, k, v] = host.each_ref().map(|x| Buffer::from_slice(device, x));
     let (q, k, v, biases) = (q?, k?, v?, Buffer::from_slice(device, &biases)?);
@@ -89,7 +88,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let tensor = |x| Tensor::dense(x, shape);
     // `causal` is what a mask makes of it (`args.site.causal`): this one does not ask.
     let options = Options {
-        mask: Mask { function: MaskMod(&PREFIX), number: prefix as i32, data: None },
+        mask: Mask { function: MaskMod(&LOOKAHEAD), number: ahead as i32, data: None },
         score: Score { function: ScoreMod(&DISTANCE_BIAS), number: 0.0, data: Some(biases.view()) },
         ..Options::default()
     };
@@ -109,7 +108,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
         largest = largest.max(difference / size);
     }
     let time = do_bench(device, 10.0, 50.0, || attention::forward(device, q, k, v, &options).map(drop))?;
-    let what = format!("{n} × {n} × {d}, prefix {prefix}");
+    let what = format!("{n} × {n} × {d}, {ahead} ahead");
     println!("attention with modifiers {what:<22} error {largest:<7.1e} {:9.3} ms {:17} {device}", time.median, "");
     Ok(())
 }

@@ -25,6 +25,9 @@ pub struct AttentionOptions {
     /// Sliding window: each row sees this many keys before its diagonal, i + (n_k − n_q), the key on it, and without
     /// `causal` as many after it.
     pub window: Option<usize>,
+    /// Prefix LM: each row sees this many first keys too, beside those up to its diagonal. It needs `causal`, and no window
+    /// and packed sequences.
+    pub prefix: Option<usize>,
     /// Softcap: a score s becomes c · tanh(s / c), c > 0.
     pub softcap: Option<f64>,
     /// ALiBi: the slopes mₕ of all query heads, f32 [heads], which get no gradient. A score s becomes
@@ -51,6 +54,7 @@ impl AttentionOptions {
             causal,
             scale: None,
             window: None,
+            prefix: None,
             softcap: None,
             alibi_slopes: None,
             packed: None,
@@ -64,6 +68,10 @@ impl AttentionOptions {
 
     pub fn with_window(self, window: usize) -> AttentionOptions {
         AttentionOptions { window: Some(window), ..self }
+    }
+
+    pub fn with_prefix(self, length: usize) -> AttentionOptions {
+        AttentionOptions { prefix: Some(length), ..self }
     }
 
     pub fn with_softcap(self, softcap: f64) -> AttentionOptions {
@@ -87,6 +95,10 @@ impl AttentionOptions {
     pub(crate) fn check(&self, q: &Tensor) -> Result<()> {
         if let Some(slopes) = &self.alibi_slopes {
             same_device("flash_attention", q, "alibi_slopes", slopes)?;
+        }
+        if self.prefix.is_some() && (!self.causal || self.window.is_some() || self.packed.is_some()) {
+            let expected = "no prefix, or causal attention without a window and packed sequences";
+            return Err(bad_argument("flash_attention", "prefix", expected, format!("{:?}", self.prefix)));
         }
         let Some(packed) = &self.packed else { return Ok(()) };
         same_device("flash_attention", q, "packed", &packed.ranges)?;
@@ -129,11 +141,12 @@ impl Modifiers<'_> {
     /// # Errors
     /// Slopes that are not contiguous.
     pub fn options(&self) -> Result<Options<'_>> {
-        let AttentionOptions { causal, scale, window, softcap, deterministic, .. } = self.options;
-        let mask = match (&self.ranges, window) {
-            (Some(ranges), _) => Mask::documents(ranges.view()?, self.options.packed.as_ref().map_or(0, |p| p.n_q)),
-            (None, Some(size)) => Mask::window(*size),
-            (None, None) => Mask::default(),
+        let AttentionOptions { causal, scale, window, prefix, softcap, deterministic, .. } = self.options;
+        let mask = match (&self.ranges, window, prefix) {
+            (Some(ranges), ..) => Mask::documents(ranges.view()?, self.options.packed.as_ref().map_or(0, |p| p.n_q)),
+            (None, Some(size), _) => Mask::window(*size),
+            (None, None, Some(length)) => Mask::prefix(*length),
+            (None, None, None) => Mask::default(),
         };
         let cap = softcap.map(|cap| cap as f32);
         let score = match (cap, &self.slopes) {

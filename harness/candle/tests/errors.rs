@@ -99,6 +99,9 @@ fn wrong_attention_and_rope() {
     fails(attention_of(&[1, 4, 3, 8], &[1, 4, 5, 8]), &["[1, 4, 3, 8]", "[1, 4, 5, 8]"]);
     fails(attention_of(&[1, 4, 3, 16], &[1, 4, 3, 16]), &["[1, 4, 3, 8]", "[1, 4, 3, 16]"]);
     let wide = f32s(&[1, 1, 2, 300]);
+    for options in [AttentionOptions::new(false), AttentionOptions::new(true).with_window(3)] {
+        fails(ours::flash_attention(&q, &q, &q, &options.with_prefix(2)), &["prefix", "without a window", "Some(2)"]);
+    }
     fails(ours::flash_attention(&wide, &wide, &wide, &AttentionOptions::new(false)), &["256", "300"]);
     let q = f32s(&[1, 1, 2, 8]);
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300, 1e-300] {

@@ -22,23 +22,48 @@ def close(found, expected, dtype=np.float32, factor=1.0):
     assert error <= factor * TOLERANCE[dtype], error
 
 
-def attention64(q, k, v, causal, scale):
+def seen64(n_q, n_k, causal, window=None, prefix=None, cu_seqlens_q=None, cu_seqlens_k=None):
+    """Which keys each row sees: one row after the other."""
+    rows = [0, n_q] if cu_seqlens_q is None else cu_seqlens_q
+    keys = ([0, n_k] if cu_seqlens_q is None else cu_seqlens_q) if cu_seqlens_k is None else cu_seqlens_k
+    seen = np.zeros((n_q, n_k), bool)
+    for row, row_end, key, key_end in zip(rows, rows[1:], keys, keys[1:]):
+        for i in range(row, row_end):
+            for j in range(key, key_end):
+                before = (i - row_end) - (j - key_end)
+                inside = (window is None or abs(before) <= window) and (not causal or before >= 0)
+                seen[i, j] = inside or prefix is not None and j < prefix
+    return seen
+
+
+def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, **mask):
     """o, lse and a function from the gradient of o to those of q, k, v."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat(group, axis=1), v.repeat(group, axis=1)
     s = scale * q @ k.swapaxes(-1, -2)
     n_q, n_k = s.shape[-2:]
-    if causal:
-        s = np.where(np.arange(n_k)[None] <= np.arange(n_q)[:, None] + n_k - n_q, s, -np.inf)
-    top = s.max(-1, keepdims=True)
-    lse = np.log(np.exp(s - top).sum(-1)) + top[..., 0]
-    p = np.exp(s - lse[..., None])
+    slope_of_s = 1.0
+    if softcap is not None:
+        s = softcap * np.tanh(s / softcap)
+        slope_of_s = 1 - (s / softcap) ** 2
+    if alibi_slopes is not None:
+        distance = np.abs(np.arange(n_q)[:, None] + n_k - n_q - np.arange(n_k))
+        s = s - np.asarray(alibi_slopes, np.float64)[:, None, None] * distance
+    seen = seen64(n_q, n_k, causal, **mask)
+    s = np.where(seen, s, -np.inf)
+    sees_none = ~seen.any(-1)
+    top = np.where(sees_none, 0, s.max(-1, initial=-np.inf))[..., None]
+    weights = np.exp(s - top)
+    total = weights.sum(-1)
+    with np.errstate(divide="ignore"):
+        lse = np.log(total) + top[..., 0]
+    p = weights / np.where(sees_none, 1, total)[..., None]
     o = p @ v
 
     def gradients(g):
         dv = p.swapaxes(-1, -2) @ g
-        ds = p * (g @ v.swapaxes(-1, -2) - (g * o).sum(-1, keepdims=True))
+        ds = p * (g @ v.swapaxes(-1, -2) - (g * o).sum(-1, keepdims=True)) * slope_of_s
         dq, dk = scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q
         folded = [x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2) for x in (dk, dv)]
         return dq, *folded
@@ -64,6 +89,109 @@ def test_attention(rng, dtype, causal, heads_kv, n_q, n_k, d, scale):
     ):
         close(found, expected, dtype, 4)
     np.testing.assert_array_equal(tw.attention(q, k, v, causal=causal, scale=scale), o)
+
+
+LENGTHS = np.array([0, 9, 10, 10, 33], np.int32)
+MORE_KEYS = np.array([0, 12, 14, 17, 45], np.int32)
+SLOPES = np.array([0.5, 0.25, 0.125, 0.0], np.float32)
+MODIFIERS = [
+    {"window": 7},
+    {"window": 0},
+    {"window": 2**40},
+    {"softcap": 1.5},
+    {"alibi_slopes": SLOPES},
+    {"window": 9, "softcap": 2.0, "alibi_slopes": SLOPES},
+    {"prefix": 0},
+    {"prefix": 20},
+    {"prefix": 1000, "softcap": 3.0, "alibi_slopes": SLOPES},
+    {"cu_seqlens_q": LENGTHS},
+    {"cu_seqlens_q": LENGTHS, "window": 4, "softcap": 2.0, "alibi_slopes": SLOPES},
+    {"cu_seqlens_q": LENGTHS, "cu_seqlens_k": MORE_KEYS},
+    {"cu_seqlens_q": LENGTHS, "cu_seqlens_k": MORE_KEYS, "window": 3},
+    # Rows beyond the last sequence.
+    {"cu_seqlens_q": LENGTHS[:3]},
+    {"cu_seqlens_q": LENGTHS[:1]},
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", MODIFIERS, ids=lambda options: "-".join(options))
+def test_attention_with_modifiers(rng, causal, options):
+    if "prefix" in options and not causal:
+        pytest.skip("a prefix is causal")
+    n_k = 33 if "cu_seqlens_q" in options and "cu_seqlens_k" not in options else 45
+    dtype = np.float32
+    q = rng.standard_normal((2, 4, 33, 24)).astype(dtype)
+    k, v = (rng.standard_normal((2, 2, n_k, 24)).astype(dtype) for _ in range(2))
+    grad = rng.standard_normal(q.shape).astype(dtype)
+    o64, lse64, gradients = attention64(q, k, v, causal, 24**-0.5, **options)
+    o, lse = tw.attention_forward(q, k, v, causal=causal, **options)
+    close(o, o64, dtype)
+    finite = np.isfinite(lse64)
+    assert (np.isneginf(lse) == ~finite).all()
+    close(lse[finite], lse64[finite], dtype)
+    for found, expected in zip(
+        tw.attention_backward(q, k, v, o, lse, grad, causal=causal, **options), gradients(grad.astype(np.float64))
+    ):
+        close(found, expected, dtype, 4)
+    np.testing.assert_array_equal(tw.attention(q, k, v, causal=causal, **options), o)
+
+
+def test_a_modifier_changes_the_result(rng):
+    """The options reach the kernels: none of them gives what attention without it gives."""
+    q, k, v = rng.standard_normal((3, 1, 4, 33, 16)).astype(np.float32)
+    plain = tw.attention(q, k, v, causal=True)
+    for options in MODIFIERS:
+        if "cu_seqlens_k" not in options and options not in ({"window": 2**40}, {"prefix": 0}):
+            assert np.abs(tw.attention(q, k, v, causal=True, **options) - plain).max() > 1e-3, options
+
+
+INT32 = np.int32
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"window": -1}, ValueError, "window: expected a number of keys of at least 0, found -1"),
+        ({"window": 2.5}, TypeError, "(?s)float.*window"),
+        ({"prefix": -3}, ValueError, "prefix: expected a number of keys of at least 0, found -3"),
+        ({"prefix": 3}, ValueError, "prefix: expected causal=True"),
+        ({"prefix": 3, "window": 2, "causal": True}, ValueError, "prefix: cannot be combined with window"),
+        ({"softcap": 0.0}, ValueError, "softcap: expected a positive number, or None for no softcap, found 0.0"),
+        ({"softcap": np.nan}, ValueError, "softcap: expected a positive number"),
+        ({"softcap": np.inf}, tilewright.Error, "`softcap` expects a finite number"),
+        ({"alibi_slopes": SLOPES[:3]}, tilewright.Error, "`alibi_slopes` expects a slope for each of 4 heads, found 3"),
+        ({"alibi_slopes": SLOPES.astype(float)}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
+        ({"alibi_slopes": SLOPES[::2]}, tilewright.Error, "`alibi_slopes` expects a contiguous array of one dimension"),
+        ({"alibi_slopes": [1.0] * 4}, TypeError, "alibi_slopes: expected an array"),
+        ({"cu_seqlens_k": LENGTHS}, ValueError, "cu_seqlens_k: expected cu_seqlens_q beside it"),
+        ({"cu_seqlens_q": LENGTHS.astype(np.int64)}, tilewright.Error, "`cu_seqlens_q` expects elements of type i32"),
+        ({"cu_seqlens_q": LENGTHS[1:]}, tilewright.Error, "beginning with 0, found 9 at 0"),
+        ({"cu_seqlens_q": np.array([0, 5, 3], INT32)}, tilewright.Error, "do not decrease.*found 3 at 2"),
+        ({"cu_seqlens_q": np.array([0, -5], INT32)}, tilewright.Error, "do not decrease.*found -5 at 1"),
+        ({"cu_seqlens_q": np.array([0, 34], INT32)}, tilewright.Error, "`cu_seqlens_q` expects .* at most 33.*found 34"),
+        ({"cu_seqlens_q": LENGTHS[:0]}, tilewright.Error, "`cu_seqlens_k` expects .*at least one"),
+        ({"cu_seqlens_q": LENGTHS, "cu_seqlens_k": LENGTHS[:2]}, tilewright.Error, "`cu_seqlens_k` expects as many"),
+        (
+            {"cu_seqlens_q": LENGTHS, "cu_seqlens_k": LENGTHS.copy(), "alibi_slopes": SLOPES},
+            ValueError,
+            "alibi_slopes: cannot be combined with cu_seqlens_k",
+        ),
+        ({"softcaps": 3.0}, TypeError, "softcaps"),
+    ],
+)
+def test_mistakes_of_modifiers_are_exceptions(options, error, message):
+    q = np.ones((1, 4, 33, 16), np.float32)
+    with pytest.raises(error, match=message):
+        tw.attention(q, q, q, **options)
+
+
+def test_packed_sequences_of_other_extents_are_exceptions():
+    q, k = np.ones((1, 4, 33, 16), np.float32), np.ones((1, 4, 40, 16), np.float32)
+    with pytest.raises(ValueError, match="cu_seqlens_k: is missing: q has 33 rows and k 40"):
+        tw.attention(q, k, k, cu_seqlens_q=LENGTHS)
+    with pytest.raises(ValueError, match=r"expected q and k \[batch, heads, rows, d\], found \(4, 33, 16\)"):
+        tw.attention(q[0], q[0], q[0])
 
 
 def test_attention_of_strided_arrays(rng):

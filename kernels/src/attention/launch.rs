@@ -2,7 +2,7 @@
 
 use super::backward_rows::DQ_SUM_ROWS;
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster};
-use super::modifiers::{ALIBI, DOCUMENTS, Mask, MaskMod, SOFTCAP, SOFTCAP_ALIBI, Score, ScoreMod, WINDOW};
+use super::modifiers::{ALIBI, DOCUMENTS, Mask, MaskMod, PREFIX, SOFTCAP, SOFTCAP_ALIBI, Score, ScoreMod, WINDOW};
 use super::passes::{
     RowVectors, Sums, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
 };
@@ -217,6 +217,9 @@ fn modifiers<'a>(
     if function == MaskMod(&WINDOW) && !(0..MAX_ROWS as i32).contains(&number) {
         return invalid_argument("window", format!("0 to {} keys", MAX_ROWS - 1), format!("{number}"));
     }
+    if function == MaskMod(&PREFIX) && !(0..=MAX_ROWS as i32).contains(&number) {
+        return invalid_argument("prefix", format!("0 to {MAX_ROWS} keys"), format!("{number}"));
+    }
     let mask = Modifier { function, number, data };
     let Score { function, number, data } = options.score;
     let data = data.unwrap_or(View::empty(device));
@@ -231,7 +234,7 @@ fn modifiers<'a>(
     }
     if has_slopes && data.len() != heads {
         return invalid_argument(
-            "alibi",
+            "alibi_slopes",
             format!("a slope for each of {heads} heads"),
             format!("{} slopes", data.len()),
         );
@@ -240,7 +243,7 @@ fn modifiers<'a>(
     const MAX_ALIBI_ROWS: usize = 1 << 24;
     if has_slopes && n_q.max(n_k) > MAX_ALIBI_ROWS {
         let found = format!("{n_q} rows and {n_k} keys");
-        return invalid_argument("alibi", format!("at most {MAX_ALIBI_ROWS} rows and keys"), found);
+        return invalid_argument("alibi_slopes", format!("at most {MAX_ALIBI_ROWS} rows and keys"), found);
     }
     Ok((mask, Modifier { function, number, data }))
 }

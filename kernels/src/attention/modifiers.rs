@@ -5,8 +5,8 @@
 //! are not loaded, and tiles inside of all of their ranges are not masked. A score function gives the modified scores
 //! and, for the backward pass, their derivative.
 //!
-//! A modifier has one number and one tensor as its run-time arguments. [`WINDOW`] and [`DOCUMENTS`] are masks,
-//! [`SOFTCAP`], [`ALIBI`] and [`SOFTCAP_ALIBI`] score functions; others are declared like them.
+//! A modifier has one number and one tensor as its run-time arguments. [`WINDOW`], [`PREFIX`] and [`DOCUMENTS`] are
+//! masks, [`SOFTCAP`], [`ALIBI`] and [`SOFTCAP_ALIBI`] score functions; others are declared like them.
 
 use super::forward::tiles_of_split;
 use super::launch::MAX_ROWS;
@@ -149,6 +149,10 @@ mask_mod! {
     pub WINDOW = "window", window_keys, window_rows
 }
 mask_mod! {
+    /// Prefix LM: row i sees the first `number` keys, and those up to its diagonal, i + (n_k − n_q).
+    pub PREFIX = "prefix", prefix_keys, prefix_rows
+}
+mask_mod! {
     /// Packed sequences: each row sees keys of its own sequence only. The number is that of rows, the tensor the output of
     /// [`document_ranges`](super::documents), which also has the causal mask and the window of each sequence.
     pub DOCUMENTS = "documents", document_keys, document_rows
@@ -176,6 +180,19 @@ fn window_rows<P: Position>(key: P, args: MaskArgs) -> Range<P> {
     let diagonal = key - (n_k - n_q);
     let first = if causal { diagonal } else { diagonal - args.number };
     (first, diagonal + (args.number + 1))
+}
+
+fn prefix_keys<P: Position>(row: P, args: MaskArgs) -> Range<P> {
+    let Site { n_q, n_k, .. } = args.site;
+    (row.fixed(scalar::<i32>(0)), (row + (n_k - n_q + 1)).at_least(args.number))
+}
+
+fn prefix_rows<P: Position>(key: P, args: MaskArgs) -> Range<P> {
+    let Site { n_q, n_k, .. } = args.site;
+    let all = key.fixed(scalar::<i32>(0));
+    // From 0 on, because the first row must not decrease where the prefix ends.
+    let diagonal = (key - (n_k - n_q)).at_least(scalar::<i32>(0));
+    (key.choose(args.number, all, diagonal), key.fixed(n_q))
 }
 
 fn document_keys<P: Position>(row: P, args: MaskArgs) -> Range<P> {
@@ -444,7 +461,7 @@ macro_rules! modifier_constexpr {
     )* };
 }
 modifier_constexpr! {
-    MaskMod: "dense | window | documents", dense, [DENSE, WINDOW, DOCUMENTS];
+    MaskMod: "dense | window | prefix | documents", dense, [DENSE, WINDOW, PREFIX, DOCUMENTS];
     ScoreMod: "plain | softcap | alibi | softcap_alibi", plain, [PLAIN, SOFTCAP, ALIBI, SOFTCAP_ALIBI];
 }
 
@@ -464,6 +481,12 @@ impl<'a> Mask<'a> {
     /// `causal` as many after it.
     pub fn window(size: usize) -> Mask<'static> {
         Mask { function: MaskMod(&WINDOW), number: size.min(MAX_ROWS - 1) as i32, data: None }
+    }
+
+    /// Prefix LM ([`PREFIX`]): each row sees the first `length` keys, and those up to its diagonal. `causal` of the options
+    /// then only orders the tiles, and should be set.
+    pub fn prefix(length: usize) -> Mask<'static> {
+        Mask { function: MaskMod(&PREFIX), number: length.min(MAX_ROWS) as i32, data: None }
     }
 
     /// Packed sequences ([`DOCUMENTS`]), from the output of [`document_ranges`](super::documents::document_ranges) for

@@ -25,6 +25,8 @@ pub struct Problem {
 pub struct Modifiers {
     /// Rows see only keys at most this far from their diagonal.
     pub window: Option<usize>,
+    /// Rows see the first keys too, in addition to those up to the diagonal: a prefix is `causal`, without a window.
+    pub prefix: Option<usize>,
     /// Packed sequences: cumulative lengths of rows and of keys, beginning with 0. Rows and keys beyond them are unused.
     pub documents: Option<&'static [[usize; 2]]>,
     /// c · tanh(s / c).
@@ -68,10 +70,11 @@ impl ModifierTensors {
 
     /// The mask of the problem; its `causal` is that of the options.
     pub fn mask(&self) -> Mask<'_> {
-        match (self.modifiers.documents, self.modifiers.window) {
-            (Some(_), _) => Mask::documents(self.ranges.view(), self.n_q),
-            (None, Some(size)) => Mask::window(size),
-            (None, None) => Mask::default(),
+        match self.modifiers {
+            Modifiers { documents: Some(_), .. } => Mask::documents(self.ranges.view(), self.n_q),
+            Modifiers { window: Some(size), .. } => Mask::window(size),
+            Modifiers { prefix: Some(length), .. } => Mask::prefix(length),
+            _ => Mask::default(),
         }
     }
 
@@ -109,7 +112,7 @@ impl Problem {
 
     /// The keys that a row sees.
     pub fn seen(&self, row: usize) -> std::ops::Range<usize> {
-        let Modifiers { window, documents, .. } = self.modifiers;
+        let Modifiers { window, prefix, documents, .. } = self.modifiers;
         let whole = [[0, 0], [self.n_q, self.n_k]];
         let starts = documents.unwrap_or(&whole);
         let Some(document) = starts.windows(2).find(|pair| (pair[0][0]..pair[1][0]).contains(&row)) else {
@@ -120,8 +123,8 @@ impl Problem {
         let window = window.map(|size| size.min(self.n_q + self.n_k));
         let diagonal = row as i64 + end as i64 - rows_end as i64;
         let clip = |at: i64| at.clamp(first as i64, end as i64) as usize;
-        let last = match (self.causal, window) {
-            (true, _) => clip(diagonal + 1),
+        let last = match (self.causal || prefix.is_some(), window) {
+            (true, _) => clip((diagonal + 1).max(prefix.unwrap_or(0).min(self.n_k) as i64)),
             (false, Some(size)) => clip(diagonal + size as i64 + 1),
             (false, None) => end,
         };

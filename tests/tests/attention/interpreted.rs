@@ -464,10 +464,11 @@ fn modified_cases(case: Case) -> Vec<Case> {
     let none = Modifiers::default();
     let all = [
         Modifiers { window: Some(40), ..none },
+        Modifiers { prefix: Some(70), ..none },
         Modifiers { documents: Some(DOCUMENTS), ..none },
         Modifiers { documents: Some(DOCUMENTS), window: Some(20), ..none },
         Modifiers { softcap: Some(1.5), ..none },
-        Modifiers { window: Some(70), softcap: Some(1.5), alibi: true, documents: None },
+        Modifiers { window: Some(70), softcap: Some(1.5), alibi: true, ..none },
     ];
     all.map(|modifiers| case.modifiers(modifiers)).to_vec()
 }

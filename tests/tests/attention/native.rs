@@ -198,6 +198,10 @@ fn modifiers() -> Vec<Modifiers> {
         Modifiers { window, ..none },
         Modifiers { window: Some(0), ..none },
         Modifiers { window: Some(usize::MAX), ..none },
+        Modifiers { prefix: Some(0), ..none },
+        Modifiers { prefix: Some(37), ..none },
+        Modifiers { prefix: Some(90), softcap, alibi: true, ..none },
+        Modifiers { prefix: Some(usize::MAX), ..none },
         Modifiers { documents: Some(DOCUMENTS), ..none },
         Modifiers { documents: Some(CROSS), ..none },
         Modifiers { documents: Some(DOCUMENTS), window: Some(7), ..none },
@@ -205,7 +209,7 @@ fn modifiers() -> Vec<Modifiers> {
         Modifiers { documents: Some(&[[0, 0]]), ..none },
         Modifiers { softcap, ..none },
         Modifiers { alibi: true, ..none },
-        Modifiers { window, softcap, alibi: true, documents: None },
+        Modifiers { window, softcap, alibi: true, ..none },
     ]
 }
 

@@ -121,6 +121,7 @@ fn attention_module() {
 #[derive(Clone, Copy, Default)]
 struct Modifiers<'a> {
     window: Option<usize>,
+    prefix: Option<usize>,
     softcap: Option<f64>,
     alibi: bool,
     /// (rows, keys) of packed sequences.
@@ -147,7 +148,9 @@ fn modified_formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, modifiers:
             let s = (0..rows.len() - 1).find(|&s| (rows[s]..rows[s + 1]).contains(&i)).unwrap();
             let distance = (i + keys[s + 1]) as i64 - (j + rows[s + 1]) as i64;
             let far = modifiers.window.is_some_and(|window| distance.unsigned_abs() as usize > window);
-            let hidden = !(keys[s]..keys[s + 1]).contains(&j) || far || causal && distance < 0;
+            let hidden = !(keys[s]..keys[s + 1]).contains(&j)
+                || far
+                || causal && distance < 0 && j >= modifiers.prefix.unwrap_or(0);
             let slope = if modifiers.alibi { 0.5_f64.powi(head as i32 + 1) } else { 0.0 };
             bias.push(if hidden { -1e9 } else { -slope * ((i + n_k) as f64 - (j + n_q) as f64).abs() });
         }
@@ -156,7 +159,7 @@ fn modified_formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, modifiers:
     candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(v)
 }
 
-/// Sliding windows, softcap, ALiBi and packed sequences, against their definition; every row sees some key.
+/// Sliding windows, prefixes, softcap, ALiBi and packed sequences, against their definition; every row sees some key.
 #[test]
 fn modifiers() {
     let none = Modifiers::default();
@@ -168,16 +171,18 @@ fn modifiers() {
         Modifiers { alibi: true, ..none },
         Modifiers { packed: Some([lengths; 2]), ..none },
         Modifiers { packed: Some([lengths, more_keys]), window: Some(3), ..none },
-        Modifiers { window: Some(9), softcap: Some(2.0), alibi: true, packed: None },
+        Modifiers { window: Some(9), softcap: Some(2.0), alibi: true, ..none },
+        Modifiers { prefix: Some(20), ..none },
     ];
     let (n_q, heads) = (33, 2);
     for (i, modifiers) in cases.into_iter().enumerate() {
         let n_k = modifiers.packed.map_or(n_q + 4, |packed| packed[1].iter().sum());
         // Compiling takes most of the time: not every case in every form.
         let forms = [(true, DType::F32), (false, DType::F32), (true, DType::BF16)];
-        for (causal, dtype) in forms.into_iter().take(if i % 3 == 0 { 3 } else { 1 }) {
+        for (causal, dtype) in forms.into_iter().take(if i % 3 == 0 && modifiers.prefix.is_none() { 3 } else { 1 }) {
             let mut options = AttentionOptions::new(causal);
             (options.softcap, options.window) = (modifiers.softcap, modifiers.window);
+            options.prefix = modifiers.prefix;
             if modifiers.alibi {
                 options = options.with_alibi_slopes(Tensor::new(&[0.5_f32, 0.25], &Device::Cpu).unwrap());
             }

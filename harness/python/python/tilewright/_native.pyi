@@ -90,6 +90,9 @@ def load(folder: str | PathLike[str]) -> Compiled:
     """
 
 # For the package's own modules. Arrays that a function writes are arguments, too.
+def document_ranges(
+    cu_seqlens_q: Any, cu_seqlens_k: Any, ranges: Any, n_q: int, n_k: int, causal: bool, window: int | None = None
+) -> None: ...
 def attention_forward(
     q: Any,
     k: Any,
@@ -100,6 +103,11 @@ def attention_forward(
     causal: bool,
     scale: float | None = None,
     precision: str | None = None,
+    window: int | None = None,
+    prefix: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    ranges: Any = None,
 ) -> None: ...
 def attention_backward(
     q: Any,
@@ -116,6 +124,11 @@ def attention_backward(
     scale: float | None = None,
     precision: str | None = None,
     deterministic: bool = True,
+    window: int | None = None,
+    prefix: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    ranges: Any = None,
 ) -> None: ...
 def rms_norm_forward(x: Any, w: Any, y: Any, rstd: Any, eps: float) -> None: ...
 def rms_norm_backward(x: Any, w: Any, rstd: Any, grad_y: Any, grad_x: Any, grad_w: Any) -> None: ...

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _native
+from ._modifiers import check
 
 Array = NDArray[Any]
 
@@ -29,22 +30,67 @@ def _rows(x: Array) -> int:
     return int(np.prod(x.shape[:-1]))
 
 
+def _modifiers(
+    q: Array,
+    k: Array,
+    causal: bool,
+    window: int | None,
+    prefix: int | None,
+    softcap: float | None,
+    alibi_slopes: Array | None,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+) -> dict[str, Any]:
+    """The arguments of both passes of attention."""
+    if q.ndim != 4 or k.ndim != 4:
+        raise ValueError(f"attention: expected q and k [batch, heads, rows, d], found {q.shape} and {k.shape}")
+    n_q, n_k = q.shape[2], k.shape[2]
+    check(n_q, n_k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    found = {"window": window, "prefix": prefix, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    if cu_seqlens_q is None:
+        return found
+    ranges = np.empty(2 * (n_q + n_k), np.int32)
+    keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    _native.document_ranges(cu_seqlens_q, keys, ranges, n_q, n_k, causal, window)
+    return found | {"window": None, "ranges": ranges}
+
+
 def attention_forward(
-    q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    prefix: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
 ) -> tuple[Array, Array]:
     """softmax(scale · q kᵀ) v and the log-sum-exp [batch, heads, n_q] of each row of scores.
 
     q is [batch, heads, n_q, d], k and v are [batch, heads_kv, n_k, d], where heads_kv divides heads and d is at most 256.
-    With `causal`, row i sees the keys j ≤ i + (n_k − n_q). `scale` is 1/√d by default.
+    With `causal`, row i sees the keys up to its diagonal, j ≤ i + (n_k − n_q). `scale` is 1/√d by default.
+
+    - `window`: a row sees that many keys before its diagonal, the key on it, and without `causal` as many after it.
+    - `prefix`, with `causal`: a row also sees that many first keys.
+    - `softcap`: a score s becomes softcap · tanh(s / softcap).
+    - `alibi_slopes`, float32 [heads]: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the softcap.
+    - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
+      and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
+      those of `cu_seqlens_k`. All batch entries have the same sequences.
     """
+    modifiers = _modifiers(q, k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
     o, lse = _like(q), _float32(q.shape[:3])
-    _native.attention_forward(q, k, v, o, lse, _float32, causal, scale)
+    _native.attention_forward(q, k, v, o, lse, _float32, causal, scale, **modifiers)
     return o, lse
 
 
-def attention(q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None) -> Array:
-    """The first result of `attention_forward`."""
-    return attention_forward(q, k, v, causal=causal, scale=scale)[0]
+def attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """The first result of `attention_forward`, which says what the options are."""
+    return attention_forward(q, k, v, **options)[0]
 
 
 def attention_backward(
@@ -57,10 +103,17 @@ def attention_backward(
     *,
     causal: bool = False,
     scale: float | None = None,
+    window: int | None = None,
+    prefix: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v, given the results of `attention_forward` and the gradient of o."""
+    """The gradients of q, k and v, given the results of `attention_forward` with the same options and the gradient of o."""
+    modifiers = _modifiers(q, k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
     dq, dk, dv = _like(q), _like(k), _like(v)
-    _native.attention_backward(q, k, v, o, lse, grad_o, dq, dk, dv, _float32, causal, scale)
+    _native.attention_backward(q, k, v, o, lse, grad_o, dq, dk, dv, _float32, causal, scale, **modifiers)
     return dq, dk, dv
 
 

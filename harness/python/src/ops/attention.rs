@@ -1,13 +1,15 @@
 //! Attention, forward and backward.
 
 use pyo3::prelude::*;
+use tilewright::View;
+use tilewright::kernels::attention::documents;
 use tilewright::kernels::attention::{
-    Backward, Options, Saved, backward_into, backward_workspace, forward_into, forward_workspace,
+    Backward, Mask, Options, Saved, Score, backward_into, backward_workspace, forward_into, forward_workspace,
 };
 
 use super::{Call, for_float_type};
 use crate::array::{Argument, Array};
-use crate::call::without_gil;
+use crate::call::{Error, without_gil};
 
 /// The options of both passes.
 ///
@@ -25,6 +27,126 @@ fn options(
 
 pub fn backward_of(deterministic: bool) -> Backward {
     if deterministic { Backward::TwoPass } else { Backward::Auto }
+}
+
+/// What attention does beside its dense form. A caller gives one of `window`, `prefix` and `ranges` at most.
+#[derive(Clone, Copy, Default)]
+pub struct Modifiers<'a> {
+    pub window: Option<usize>,
+    pub prefix: Option<usize>,
+    pub softcap: Option<f32>,
+    /// f32 [heads].
+    pub alibi_slopes: Option<&'a Array>,
+    /// The ranges of packed sequences, from [`document_ranges`].
+    pub ranges: Option<&'a Array>,
+}
+
+impl<'a> Modifiers<'a> {
+    /// The options, with the modifiers of a call with these queries.
+    ///
+    /// # Errors
+    /// Arrays of other shapes or types.
+    pub fn options(&'a self, call: Call, q: &Array, options: Options<'a>) -> tilewright::Result<Options<'a>> {
+        let [_, heads, n_q, _] = shape4(q, call.arg("q"))?;
+        let mask = match (self.ranges, self.window, self.prefix) {
+            (Some(ranges), ..) => Mask::documents(vector(ranges, call.arg("ranges"))?, n_q),
+            (None, Some(size), _) => Mask::window(size),
+            (None, None, Some(length)) => Mask::prefix(length),
+            (None, None, None) => Mask::default(),
+        };
+        let slopes: Option<View<f32>> = match self.alibi_slopes {
+            Some(slopes) => Some(vector(slopes, call.arg("alibi_slopes"))?),
+            None => None,
+        };
+        if let Some(slopes) = slopes.filter(|slopes| slopes.len() != heads) {
+            let expected = format!("a slope for each of {heads} heads");
+            return Err(call.arg("alibi_slopes").error(expected, format!("{} slopes", slopes.len())));
+        }
+        let score = match (self.softcap, slopes) {
+            (Some(cap), Some(slopes)) => Score::softcap_alibi(cap, slopes),
+            (Some(cap), None) => Score::softcap(cap),
+            (None, Some(slopes)) => Score::alibi(slopes),
+            (None, None) => Score::default(),
+        };
+        Ok(Options { mask, score, ..options })
+    }
+
+    /// The arrays, as inputs of a call.
+    pub fn arrays(&self) -> impl Iterator<Item = (&'static str, &'a Array)> {
+        let named = [("alibi_slopes", self.alibi_slopes), ("ranges", self.ranges)];
+        named.into_iter().filter_map(|(name, array)| Some((name, array?)))
+    }
+}
+
+/// The elements of a vector without gaps.
+fn vector<'a, T: tilewright::Element>(array: &'a Array, at: Argument<'a>) -> tilewright::Result<View<'a, T>> {
+    match (&array.shape[..], &array.strides[..]) {
+        ([n], [stride]) if *n <= 1 || *stride == 1 => array.view(at),
+        (shape, strides) => {
+            let found = format!("the shape {shape:?} with the strides {strides:?}");
+            Err(at.error("a contiguous array of one dimension".into(), found))
+        }
+    }
+}
+
+/// Writes the ranges of packed sequences, i32 [2 · (n_q + n_k)]: an argument of both passes.
+#[pyfunction]
+#[pyo3(name = "document_ranges", signature = (cu_seqlens_q, cu_seqlens_k, ranges, n_q, n_k, causal, window=None))]
+fn document_ranges_(
+    cu_seqlens_q: &Bound<'_, PyAny>,
+    cu_seqlens_k: &Bound<'_, PyAny>,
+    ranges: &Bound<'_, PyAny>,
+    n_q: usize,
+    n_k: usize,
+    causal: bool,
+    window: Option<usize>,
+) -> PyResult<()> {
+    let py = cu_seqlens_q.py();
+    let rows = Array::new("cu_seqlens_q", cu_seqlens_q)?;
+    let keys = Array::new("cu_seqlens_k", cu_seqlens_k)?;
+    let ranges = Array::new("ranges", ranges)?;
+    let inputs = [("cu_seqlens_q", &rows), ("cu_seqlens_k", &keys)];
+    let call = Call::new(py, "attention", &inputs, &[("ranges", &ranges)])?;
+    without_gil(py, || document_ranges(call, [&rows, &keys], [n_q, n_k], causal, window, &ranges))
+}
+
+/// The ranges of packed sequences of `n_q` rows and `n_k` keys, from their cumulative lengths.
+///
+/// # Errors
+/// Arrays of other shapes or types; on the CPU also numbers that are no cumulative lengths.
+pub fn document_ranges(
+    call: Call,
+    [rows, keys]: [&Array; 2],
+    extents: [usize; 2],
+    causal: bool,
+    window: Option<usize>,
+    ranges: &Array,
+) -> tilewright::Result<()> {
+    let args = ["cu_seqlens_q", "cu_seqlens_k"].map(|name| call.arg(name));
+    let lengths = [vector::<i32>(rows, args[0])?, vector::<i32>(keys, args[1])?];
+    if lengths[0].is_empty() || lengths[0].len() != lengths[1].len() {
+        let expected = format!("as many cumulative lengths as `cu_seqlens_q`, {}, at least one", lengths[0].len());
+        return Err(args[1].error(expected, format!("{}", lengths[1].len())));
+    }
+    for ((lengths, at), extent) in lengths.iter().zip(args).zip(extents) {
+        if let Some(lengths) = lengths.as_slice() {
+            expect_cumulative(lengths, at, extent)?;
+        }
+    }
+    let target = ranges.view_mut(call.arg("ranges"))?;
+    documents::document_ranges(call.device, lengths, extents, causal, window, target, None)
+}
+
+/// Checks that lengths begin with 0, do not decrease and do not exceed `extent`.
+fn expect_cumulative(lengths: &[i32], at: Argument, extent: usize) -> tilewright::Result<()> {
+    let wrong = match lengths {
+        [first, ..] if *first != 0 => Some(0),
+        _ => lengths.windows(2).position(|pair| pair[0] > pair[1]).map(|at| at + 1),
+    };
+    let wrong = wrong.or(lengths.iter().position(|&end| end as usize > extent));
+    let Some(wrong) = wrong else { return Ok(()) };
+    let expected = format!("numbers from 0 to at most {extent} that do not decrease, beginning with 0");
+    Err(at.error(expected, format!("{} at {wrong}", lengths[wrong])))
 }
 
 /// Extents of an array of rank 4.
@@ -54,7 +176,10 @@ fn workspace(
 /// o, in q's shape, and lse [batch, heads, n_q] of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d].
 /// `allocate(n)` returns an array of n f32 on the same device.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, o, lse, allocate, causal, scale=None, precision=None))]
+#[pyo3(signature = (
+    q, k, v, o, lse, allocate, causal, scale=None, precision=None,
+    window=None, prefix=None, softcap=None, alibi_slopes=None, ranges=None,
+))]
 fn attention_forward(
     q: &Bound<'_, PyAny>,
     k: &Bound<'_, PyAny>,
@@ -65,14 +190,24 @@ fn attention_forward(
     causal: bool,
     scale: Option<f32>,
     precision: Option<&str>,
+    window: Option<usize>,
+    prefix: Option<usize>,
+    softcap: Option<f32>,
+    alibi_slopes: Option<&Bound<'_, PyAny>>,
+    ranges: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = q.py();
     let (q, k, v) = (Array::new("q", q)?, Array::new("k", k)?, Array::new("v", v)?);
     let (o, lse) = (Array::new("o", o)?, Array::new("lse", lse)?);
-    let call = Call::new(py, "attention", &[("q", &q), ("k", &k), ("v", &v)], &[("o", &o), ("lse", &lse)])?;
+    let (slopes, ranges) = (Array::optional("alibi_slopes", alibi_slopes)?, Array::optional("ranges", ranges)?);
+    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes: slopes.as_ref(), ranges: ranges.as_ref() };
+    let inputs: Vec<_> = [("q", &q), ("k", &k), ("v", &v)].into_iter().chain(modifiers.arrays()).collect();
+    let outputs = [("o", &o), ("lse", &lse)];
+    let call = Call::new(py, "attention", &inputs, &outputs)?;
     let options = options(causal, scale, precision, true)?;
+    let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
     let elements = without_gil(py, || workspace_of_forward(call, &q, &k, &options))?;
-    let arguments = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse)];
+    let arguments: Vec<_> = inputs.into_iter().chain(outputs).collect();
     let workspace = workspace(py, call, allocate, elements, &arguments)?;
     without_gil(py, || forward(call, [&q, &k, &v], &o, &lse, workspace.as_ref(), &options))
 }
@@ -126,7 +261,10 @@ fn expect_dense(lse: &Array, at: Argument) -> tilewright::Result<()> {
 
 /// The gradients dq, dk and dv, given the results o and lse of the forward pass and the gradient d_o of o.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, o, lse, d_o, dq, dk, dv, allocate, causal, scale=None, precision=None, deterministic=true))]
+#[pyo3(signature = (
+    q, k, v, o, lse, d_o, dq, dk, dv, allocate, causal, scale=None, precision=None, deterministic=true,
+    window=None, prefix=None, softcap=None, alibi_slopes=None, ranges=None,
+))]
 fn attention_backward(
     q: &Bound<'_, PyAny>,
     k: &Bound<'_, PyAny>,
@@ -142,16 +280,25 @@ fn attention_backward(
     scale: Option<f32>,
     precision: Option<&str>,
     deterministic: bool,
+    window: Option<usize>,
+    prefix: Option<usize>,
+    softcap: Option<f32>,
+    alibi_slopes: Option<&Bound<'_, PyAny>>,
+    ranges: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = q.py();
     let (q, k, v) = (Array::new("q", q)?, Array::new("k", k)?, Array::new("v", v)?);
     let (o, lse, d_o) = (Array::new("o", o)?, Array::new("lse", lse)?, Array::new("d_o", d_o)?);
     let (dq, dk, dv) = (Array::new("dq", dq)?, Array::new("dk", dk)?, Array::new("dv", dv)?);
+    let (slopes, ranges) = (Array::optional("alibi_slopes", alibi_slopes)?, Array::optional("ranges", ranges)?);
+    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes: slopes.as_ref(), ranges: ranges.as_ref() };
     let inputs = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
-    let call = Call::new(py, "attention", &inputs, &[("dq", &dq), ("dk", &dk), ("dv", &dv)])?;
-    let options = options(causal, scale, precision, deterministic)?;
-    let elements = without_gil(py, || workspace_of_backward(call, &q, &k, &options))?;
+    let inputs: Vec<_> = inputs.into_iter().chain(modifiers.arrays()).collect();
     let outputs = [("dq", &dq), ("dk", &dk), ("dv", &dv)];
+    let call = Call::new(py, "attention", &inputs, &outputs)?;
+    let options = options(causal, scale, precision, deterministic)?;
+    let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
+    let elements = without_gil(py, || workspace_of_backward(call, &q, &k, &options))?;
     let arguments: Vec<_> = inputs.into_iter().chain(outputs).collect();
     let workspace = workspace(py, call, allocate, elements, &arguments)?;
     let saved = [&q, &k, &v, &o, &lse, &d_o];
@@ -200,6 +347,7 @@ pub fn backward(
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(document_ranges_, module)?)?;
     module.add_function(wrap_pyfunction!(attention_forward, module)?)?;
     module.add_function(wrap_pyfunction!(attention_backward, module)?)
 }

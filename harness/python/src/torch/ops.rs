@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use pyo3::PyResult;
 use pyo3::exceptions::PyValueError;
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use tilewright::Dtype;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::adamw as adam;
@@ -17,7 +17,8 @@ use super::{
     Arguments, Results, call, contiguous, dense, empty, halves, heads_like, row_vector, rows, run, unit_stride,
 };
 use crate::array::Array;
-use crate::call::guarded;
+use crate::call::{Error, guarded};
+use crate::ops::attention::Modifiers;
 use crate::ops::dense::Positions;
 use crate::ops::{attention, dense as dense_ops, expect_separate, rows as row_ops};
 
@@ -42,6 +43,7 @@ macro_rules! kernels {
 
 kernels! {
     attention_forward attention_backward
+    modified_attention_forward modified_attention_backward document_ranges
     rms_norm_forward rms_norm_backward
     layer_norm_forward layer_norm_backward
     softmax_forward softmax_backward
@@ -64,11 +66,80 @@ fn precision(code: i64) -> PyResult<Option<Precision>> {
 }
 
 fn attention_forward(arguments: &mut Arguments) -> PyResult<Results> {
-    let [q, k, v] = arguments.tensors();
-    let (causal, scale, code) = (arguments.bool(), Some(arguments.float()), arguments.int());
+    let tensors = arguments.tensors();
+    let options = dense_options(arguments)?;
+    forward(tensors, options, Modifiers::default())
+}
+
+fn attention_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let tensors = arguments.tensors();
+    let options = dense_options(arguments)?;
+    let options = Options { backward: attention::backward_of(arguments.bool()), ..options };
+    backward(tensors, options, Modifiers::default())
+}
+
+fn modified_attention_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let tensors = arguments.tensors();
+    let arrays = ModifierArrays::of(arguments)?;
+    let options = dense_options(arguments)?;
+    forward(tensors, options, arrays.modifiers(arguments))
+}
+
+fn modified_attention_backward(arguments: &mut Arguments) -> PyResult<Results> {
+    let tensors = arguments.tensors();
+    let arrays = ModifierArrays::of(arguments)?;
+    let options = dense_options(arguments)?;
+    let options = Options { backward: attention::backward_of(arguments.bool()), ..options };
+    backward(tensors, options, arrays.modifiers(arguments))
+}
+
+fn document_ranges(arguments: &mut Arguments) -> PyResult<Results> {
+    let [q, k, rows, keys] = arguments.tensors();
+    let (causal, window) = (arguments.bool(), usize::try_from(arguments.int()).ok());
+    let (q, k) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?);
+    let (rows, keys) = (Array::of_handle("cu_seqlens_q", rows)?, Array::of_handle("cu_seqlens_k", keys)?);
+    let call = call("attention", &[("q", &q), ("k", &k), ("cu_seqlens_q", &rows), ("cu_seqlens_k", &keys)])?;
+    let extents = [&q, &k].map(|x| x.shape.get(2).copied().unwrap_or(0));
+    let ranges = empty(&q, &[2 * (extents[0] + extents[1])], Dtype::I32)?;
+    guarded(|| attention::document_ranges(call, [&rows, &keys], extents.map(|n| n as usize), causal, window, &ranges))?;
+    Ok(smallvec![ranges])
+}
+
+/// Options that attention has with and without modifiers.
+fn dense_options(arguments: &mut Arguments) -> PyResult<Options<'static>> {
+    let (causal, scale) = (arguments.bool(), Some(arguments.float()));
+    Ok(Options { causal, scale, precision: precision(arguments.int())?, ..Options::default() })
+}
+
+/// The tensors of modifiers.
+struct ModifierArrays {
+    alibi_slopes: Option<Array>,
+    ranges: Option<Array>,
+}
+
+impl ModifierArrays {
+    /// Reads lists of one tensor or none.
+    fn of(arguments: &mut Arguments) -> PyResult<ModifierArrays> {
+        let mut read = |name| arguments.list().pop().map(|handle| Array::of_handle(name, handle)).transpose();
+        Ok(ModifierArrays { alibi_slopes: read("alibi_slopes")?, ranges: read("ranges")? })
+    }
+
+    /// Reads the numbers, of which a negative window or prefix and a softcap of 0 mean none.
+    fn modifiers(&self, arguments: &mut Arguments) -> Modifiers<'_> {
+        let mut length = || usize::try_from(arguments.int()).ok();
+        let (window, prefix) = (length(), length());
+        let softcap = Some(arguments.float()).filter(|&cap| cap != 0.0);
+        let (alibi_slopes, ranges) = (self.alibi_slopes.as_ref(), self.ranges.as_ref());
+        Modifiers { window, prefix, softcap, alibi_slopes, ranges }
+    }
+}
+
+fn forward([q, k, v]: [Handle; 3], options: Options, modifiers: Modifiers) -> PyResult<Results> {
     let (q, k, v) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?, Array::of_handle("v", v)?);
-    let options = Options { causal, scale, precision: precision(code)?, ..Options::default() };
-    let call = call("attention", &[("q", &q), ("k", &k), ("v", &v)])?;
+    let mut all: SmallVec<[_; 5]> = smallvec![("q", &q), ("k", &k), ("v", &v)];
+    all.extend(modifiers.arrays());
+    let call = call("attention", &all)?;
+    let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
     let elements = guarded(|| attention::workspace_of_forward(call, &q, &k, &options))?;
     let (o, lse) = (heads_like(&q)?, empty(&q, &q.shape[..3], Dtype::F32)?);
     let workspace = workspace(&q, elements)?;
@@ -80,19 +151,17 @@ fn workspace(like: &Array, elements: usize) -> PyResult<Option<Array>> {
     if elements == 0 { Ok(None) } else { empty(like, &[elements as i64], Dtype::F32).map(Some) }
 }
 
-fn attention_backward(arguments: &mut Arguments) -> PyResult<Results> {
-    let [q, k, v, o, lse, d_o] = arguments.tensors();
-    let (causal, scale, code) = (arguments.bool(), Some(arguments.float()), arguments.int());
-    let deterministic = arguments.bool();
+fn backward([q, k, v, o, lse, d_o]: [Handle; 6], options: Options, modifiers: Modifiers) -> PyResult<Results> {
     let (q, k, v) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?, Array::of_handle("v", v)?);
     let (o, lse, d_o) = (Array::of_handle("o", o)?, Array::of_handle("lse", lse)?, unit_stride("d_o", d_o)?);
-    let backward = attention::backward_of(deterministic);
-    let options = Options { causal, scale, precision: precision(code)?, backward, ..Options::default() };
-    let all = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
+    let saved = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
+    let mut all: SmallVec<[_; 8]> = saved.into_iter().collect();
+    all.extend(modifiers.arrays());
     let call = call("attention", &all)?;
+    let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
     let elements = guarded(|| attention::workspace_of_backward(call, &q, &k, &options))?;
     let (dq, dk, dv) = (heads_like(&q)?, heads_like(&k)?, heads_like(&v)?);
-    let (workspace, saved) = (workspace(&q, elements)?, all.map(|(_, array)| array));
+    let (workspace, saved) = (workspace(&q, elements)?, saved.map(|(_, array)| array));
     guarded(|| attention::backward(call, saved, [&dq, &dk, &dv], workspace.as_ref(), &options))?;
     Ok(smallvec![dq, dk, dv])
 }
@@ -276,7 +345,7 @@ fn multiply(a: Handle, b: Handle, bias: Option<Handle>, code: i64) -> PyResult<R
     let (a, b) = (Array::of_handle("a", a)?, Array::of_handle("b", b)?);
     let bias = bias.map(|bias| Array::of_handle("bias", bias)).transpose()?;
     let all = [Some(("a", &a)), Some(("b", &b)), bias.as_ref().map(|bias| ("bias", bias))];
-    let all: smallvec::SmallVec<[_; 3]> = all.into_iter().flatten().collect();
+    let all: SmallVec<[_; 3]> = all.into_iter().flatten().collect();
     let call = call("matmul", &all)?;
     let ([m, _], [_, n]) = (&a.shape[..], &b.shape[..]) else {
         let text = format!("matmul: expected matrices, found the shapes {:?} and {:?}", a.shape, b.shape);
@@ -323,7 +392,7 @@ fn adamw_(arguments: &mut Arguments) -> PyResult<Results> {
         let compute = compute.next().flatten().map(|c| Array::of_handle("compute_weights", c)).transpose()?;
         let call = {
             let [p, m, v, g] = &arrays;
-            let mut all: smallvec::SmallVec<[_; 5]> = smallvec![("p", p), ("m", m), ("v", v), ("g", g)];
+            let mut all: SmallVec<[_; 5]> = smallvec![("p", p), ("m", m), ("v", v), ("g", g)];
             all.extend(compute.as_ref().map(|compute| ("compute_weights", compute)));
             expect_separate("adamw", &all)?;
             call("adamw", &all)?

@@ -6,8 +6,8 @@ use crate::cli::{CliError, Result};
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ModifierArguments {
-    /// Modifier of attention, may be repeated: window=SIZE (keys before the diagonal that a row sees), softcap=CAP, alibi,
-    /// or documents=LENGTH,LENGTH,… (packed sequences)
+    /// Modifier of attention, may be repeated: window=SIZE (keys before the diagonal that a row sees), prefix=LENGTH (keys
+    /// that a row sees beside those up to the diagonal), softcap=CAP, alibi, or documents=LENGTH,LENGTH,… (packed sequences)
     #[arg(long = "modifier", value_name = "MODIFIER", conflicts_with_all = ["kinds", "splits"])]
     modifiers: Vec<String>,
 }
@@ -23,6 +23,10 @@ impl ModifierArguments {
                 "window" => {
                     let size = value.parse().map_err(|_| invalid("expected window=SIZE, a number of keys"))?;
                     modifiers.window = Some(size);
+                }
+                "prefix" => {
+                    let length = value.parse().map_err(|_| invalid("expected prefix=LENGTH, a number of keys"))?;
+                    modifiers.prefix = Some(length);
                 }
                 "softcap" => {
                     let cap = value.parse().ok().filter(|cap: &f64| *cap > 0.0 && cap.is_finite());
@@ -46,7 +50,11 @@ impl ModifierArguments {
                     // A few numbers, for the life of the program: problems are plain values.
                     modifiers.documents = Some(Vec::leak(starts));
                 }
-                _ => return Err(invalid("expected window=SIZE, softcap=CAP, alibi, or documents=LENGTH,LENGTH,…")),
+                _ => {
+                    return Err(invalid(
+                        "expected window=SIZE, prefix=LENGTH, softcap=CAP, alibi, or documents=LENGTH,LENGTH,…",
+                    ));
+                }
             }
         }
         Ok(modifiers)
@@ -59,11 +67,13 @@ impl ModifierArguments {
 }
 
 /// The (row, key) pairs of one head, for the count of FLOPs: half of all with the causal mask, as other libraries count
-/// it; with a window or packed sequences, the pairs that the mask leaves.
+/// it; with a window, a prefix or packed sequences, the pairs that the mask leaves.
 pub fn pairs(problem: &Problem) -> f64 {
     let Problem { n_q, n_k, causal, modifiers, .. } = problem;
-    match (modifiers.window, modifiers.documents) {
-        (None, None) => (*n_q as f64) * (*n_k as f64) * if *causal { 0.5 } else { 1.0 },
+    match modifiers {
+        Modifiers { window: None, prefix: None, documents: None, .. } => {
+            (*n_q as f64) * (*n_k as f64) * if *causal { 0.5 } else { 1.0 }
+        }
         _ => problem.pairs() as f64,
     }
 }
