@@ -1,29 +1,22 @@
 //! Copies between tensors of any strides and element types: y = x, rounded to the nearest value of y's type.
 
-use crate::blocks::{ElementwiseTiles, row_block, tile_start};
-use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
+use crate::blocks::{ElementwiseTiles, tile_start};
+use crate::tensor::{FloatElement, Tensor, TensorMut};
 use tilewright_runtime::prelude::*;
 
 /// y = x, converted to y's type.
 ///
 /// One program per tile.
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile) * cdiv(d, d_tile))]
 pub fn cast<T: Float, U: Float>(
-    x: In<T>,
-    y: Out<U>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    y: TensorMut<U, (rows, d)>,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let (row, col) = tile_start(d, tile);
-    let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
-    let y_block = row_block(y, shape, (y_stride_row, y_stride_d), row, tile).advance([0, col]);
+    let (row, col) = tile_start(d, (rows_tile, d_tile));
+    let x_block = x.block([row, col], [rows_tile, d_tile]);
+    let y_block = y.block([row, col], [rows_tile, d_tile]);
     store(y_block, load(x_block, boundary_check = [0, 1], padding = zero).to::<U>(), boundary_check = [0, 1]);
 }
 
@@ -36,21 +29,7 @@ pub fn forward<T: FloatElement, U: FloatElement>(
     x: Tensor<'_, T, 2>,
     mut y: TensorMut<'_, U, 2>,
 ) -> Result<()> {
-    const NAME: &str = "cast";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "y", y.shape(), [rows, d])?;
     let tiles = ElementwiseTiles::new(rows, d);
-    Cast {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        y_stride_row: y.strides()[0],
-        y_stride_d: y.strides()[1],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
-        x: &x,
-        y: &mut y,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
-    }
-    .launch_with(device, &tiles.config())
+    Cast { x: &x, y: &mut y, rows_tile: tiles.rows_tile, d_tile: tiles.d_tile }.launch_with(device, &tiles.config())
 }

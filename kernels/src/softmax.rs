@@ -6,8 +6,8 @@
 //!
 //! With g = ∂L/∂y, the gradient is ∂L/∂x[r, j] = y[r, j] · (g[r, j] − Σₖ g[r, k] · y[r, k]).
 
-use crate::blocks::{fast_exp, row_block};
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
+use crate::blocks::fast_exp;
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles};
 use tilewright_runtime::prelude::*;
 
 /// Softmax of rows that fit into a tile: `d_tile` ≥ d.
@@ -23,37 +23,17 @@ use tilewright_runtime::prelude::*;
     default = default_row_tiles,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile))]
 pub fn softmax_rows<T: Float>(
-    x: In<T>,
-    y: Out<T>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    y: TensorMut<T, (rows, d)>,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
     assume(d <= d_tile);
     let first_row = program_id(0) * rows_tile;
-    let x_block = make_block_ptr(
-        x,
-        shape = [rows, d],
-        strides = [x_stride_row, x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let y_block = make_block_ptr(
-        y,
-        shape = [rows, d],
-        strides = [y_stride_row, y_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
+    let x_block = x.block([first_row, 0], [rows_tile, d_tile]);
+    let y_block = y.block([first_row, 0], [rows_tile, d_tile]);
     let inside = (arange(0, d_tile) < d).expand_dims(0);
     let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
     let e = fast_exp(xt - max(xt, axis = 1, keep_dims = true));
@@ -64,36 +44,16 @@ pub fn softmax_rows<T: Float>(
 /// Softmax of rows of any width.
 ///
 /// One program per tile of rows, which loops over the columns twice.
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile))]
 pub fn softmax_wide_rows<T: Float>(
-    x: In<T>,
-    y: Out<T>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    y: TensorMut<T, (rows, d)>,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
     let first_row = program_id(0) * rows_tile;
-    let first_block = make_block_ptr(
-        x,
-        shape = [rows, d],
-        strides = [x_stride_row, x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut y_block = make_block_ptr(
-        y,
-        shape = [rows, d],
-        strides = [y_stride_row, y_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
+    let first_block = x.block([first_row, 0], [rows_tile, d_tile]);
+    let mut y_block = y.block([first_row, 0], [rows_tile, d_tile]);
     let mut x_block = first_block;
     let mut largest = full([rows_tile], f32::NEG_INFINITY);
     let mut total = zeros::<f32>([rows_tile]);
@@ -121,26 +81,17 @@ pub fn softmax_wide_rows<T: Float>(
 ///
 /// One program per tile of rows, which loops over the columns twice: the second loads of a row that fits into a tile
 /// come from the cache.
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile))]
 pub fn softmax_bwd<T: Float>(
-    y: In<T>,
-    grad_y: In<T>,
-    grad_x: Out<T>,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    grad_y_stride_row: i64,
-    grad_y_stride_d: i64,
-    grad_x_stride_row: i64,
-    grad_x_stride_d: i64,
-    rows: i32,
-    d: i32,
+    y: Tensor<T, (rows, d)>,
+    grad_y: Tensor<T, (rows, d)>,
+    grad_x: TensorMut<T, (rows, d)>,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
     let first_row = program_id(0) * rows_tile;
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let first_y = row_block(y, shape, (y_stride_row, y_stride_d), first_row, tile);
-    let first_g = row_block(grad_y, shape, (grad_y_stride_row, grad_y_stride_d), first_row, tile);
+    let first_y = y.block([first_row, 0], [rows_tile, d_tile]);
+    let first_g = grad_y.block([first_row, 0], [rows_tile, d_tile]);
     let mut y_block = first_y;
     let mut g_block = first_g;
     let mut total = zeros::<f32>([rows_tile]);
@@ -153,7 +104,7 @@ pub fn softmax_bwd<T: Float>(
     }
     y_block = first_y;
     g_block = first_g;
-    let mut grad_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), first_row, tile);
+    let mut grad_block = grad_x.block([first_row, 0], [rows_tile, d_tile]);
     for _ in range(0, d, d_tile) {
         let yt = load(y_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
@@ -174,21 +125,14 @@ const WIDE_TILE: usize = 4096;
 /// # Errors
 /// Shapes that differ; tensors on another device; launch errors.
 pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: TensorMut<'_, T, 2>) -> Result<()> {
-    const NAME: &str = "softmax";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "y", y.shape(), [rows, d])?;
     let tiles = RowTiles::new(rows, d, if d <= MAX_SINGLE_TILE_D { MAX_SINGLE_TILE_D } else { WIDE_TILE });
     let RowTiles { rows_tile, d_tile, .. } = tiles;
-    let ([x_stride_row, x_stride_d], [y_stride_row, y_stride_d]) = (x.strides(), y.strides());
-    let (config, rows, d) = (tiles.config(rows), extent(NAME, "x", rows)?, extent(NAME, "x", d)?);
     let (x, y) = (&x, &mut y);
-    if d_tile >= d as usize {
-        let rows_tile = tuned();
-        SoftmaxRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
-            .launch_tuned(device, |args| (rows as usize).div_ceil(args.rows_tile))
+    if d_tile >= d {
+        SoftmaxRows { x, y, rows_tile: tuned(), d_tile }.launch_tuned(device)
     } else {
-        SoftmaxWideRows { x, y, x_stride_row, x_stride_d, y_stride_row, y_stride_d, rows, d, rows_tile, d_tile }
-            .launch_with(device, &config)
+        SoftmaxWideRows { x, y, rows_tile, d_tile }.launch_with(device, &tiles.config(rows))
     }
 }
 
@@ -202,27 +146,11 @@ pub fn backward<T: FloatElement>(
     grad_y: Tensor<'_, T, 2>,
     mut grad_x: TensorMut<'_, T, 2>,
 ) -> Result<()> {
-    const NAME: &str = "softmax_bwd";
     let [rows, d] = y.shape();
-    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
-    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     let tiles = RowTiles::new(rows, d, WIDE_TILE);
-    SoftmaxBwd {
-        y_stride_row: y.strides()[0],
-        y_stride_d: y.strides()[1],
-        grad_y_stride_row: grad_y.strides()[0],
-        grad_y_stride_d: grad_y.strides()[1],
-        grad_x_stride_row: grad_x.strides()[0],
-        grad_x_stride_d: grad_x.strides()[1],
-        rows: extent(NAME, "y", rows)?,
-        d: extent(NAME, "y", d)?,
-        y: &y,
-        grad_y: &grad_y,
-        grad_x: &mut grad_x,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
-    }
-    .launch_with(device, &tiles.config(rows))
+    let RowTiles { rows_tile, d_tile, .. } = tiles;
+    let config = tiles.config(rows);
+    SoftmaxBwd { y: &y, grad_y: &grad_y, grad_x: &mut grad_x, rows_tile, d_tile }.launch_with(device, &config)
 }
 
 /// The reference of the gradient in f64, on dense row-major slices with rows of `d` elements.

@@ -25,7 +25,17 @@ struct Kernel {
     source: String,
     type_parameters: Vec<TypeParameter>,
     parameters: Vec<Parameter>,
+    tensors: Vec<Tensor>,
     constants: Vec<Constant>,
+}
+
+/// A tensor in the signature: which of the parameters are its strides and extents.
+#[derive(Serialize)]
+struct Tensor {
+    /// The parameter with its memory.
+    name: &'static str,
+    extents: Vec<&'static str>,
+    strides: &'static [&'static str],
 }
 
 #[derive(Serialize)]
@@ -86,11 +96,22 @@ fn print(kernel: &Kernel, whole: bool, out: &mut dyn Write) -> Result<()> {
     for line in doc {
         writeln!(out, "{}", format!("  {line}").trim_end())?;
     }
-    let arguments = kernel.parameters.iter().map(|p| match p.kind {
-        "in" => format!("{}: In<{}>", p.name, p.ty),
-        "out" => format!("{}: Out<{}>", p.name, p.ty),
-        "inout" => format!("{}: InOut<{}>", p.name, p.ty),
-        _ => format!("{}: {}", p.name, p.ty),
+    // Strides and extents come with the tensors.
+    let of_tensor = |name| kernel.tensors.iter().any(|t| t.strides.contains(&name) || t.extents.contains(&name));
+    let arguments = kernel.parameters.iter().filter(|p| !of_tensor(p.name)).map(|p| {
+        let extents = kernel.tensors.iter().find(|t| t.name == p.name).map(|t| match t.extents[..] {
+            [only] => format!("({only},)"),
+            _ => format!("({})", t.extents.join(", ")),
+        });
+        match (p.kind, extents) {
+            ("in", None) => format!("{}: In<{}>", p.name, p.ty),
+            ("out", None) => format!("{}: Out<{}>", p.name, p.ty),
+            ("inout", None) => format!("{}: InOut<{}>", p.name, p.ty),
+            ("in", Some(extents)) => format!("{}: Tensor<{}, {extents}>", p.name, p.ty),
+            ("out", Some(extents)) => format!("{}: TensorMut<{}, {extents}>", p.name, p.ty),
+            ("inout", Some(extents)) => format!("{}: TensorInOut<{}, {extents}>", p.name, p.ty),
+            _ => format!("{}: {}", p.name, p.ty),
+        }
     });
     list("arguments", arguments.collect(), out)?;
     let constants = kernel.constants.iter().map(|c| match &c.default {
@@ -158,6 +179,15 @@ fn describe(def: &KernelDef) -> Kernel {
             })
             .collect(),
         parameters: def.params.iter().filter_map(parameter).collect(),
+        tensors: def
+            .tensors
+            .iter()
+            .map(|t| Tensor {
+                name: t.name,
+                extents: t.dims.iter().map(|&dim| def.dims[dim]).collect(),
+                strides: t.strides,
+            })
+            .collect(),
         constants: def.params.iter().filter_map(constant).collect(),
     }
 }
