@@ -159,7 +159,7 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
 fn specialization(def: &KernelDef) -> Specialization {
     let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
     let spec = |name: &str, kind: ParamKind| match kind {
-        ParamKind::Scalar(_) if name.ends_with("_stride_dim") => ArgSpec { divisible_by: 1, equal_to: Some(1) },
+        ParamKind::Scalar(_) if name.ends_with("_stride_d") => ArgSpec { divisible_by: 1, equal_to: Some(1) },
         ParamKind::Scalar(_) if !name.contains("_stride_") => ArgSpec::default(),
         _ => ArgSpec { divisible_by: 16, equal_to: None },
     };

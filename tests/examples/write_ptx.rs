@@ -1,5 +1,6 @@
 //! Writes the PTX of every shipped kernel, in every configuration of its autotune list and of the tuned tables, and of
-//! the examples, to a folder: `cargo run --release -p tilewright-tests --example write_ptx -- DIR`.
+//! the examples, to a folder: `cargo run --release -p tilewright-tests --example write_ptx -- DIR [NAME...]`, of those
+//! whose names begin with a NAME if any is given.
 //!
 //! `scripts/compare_ptx.py OLD NEW` compares two of these folders up to symbol names: it shows that a change does not
 //! change generated code.
@@ -123,10 +124,13 @@ fn compile(job: &Job) -> String {
 }
 
 fn main() -> std::io::Result<()> {
-    let dir = std::env::args().nth(1).expect("usage: write_ptx DIR");
+    let mut args = std::env::args().skip(1);
+    let dir = args.next().expect("usage: write_ptx DIR [NAME...]");
+    let names: Vec<String> = args.collect();
     let dir = Path::new(&dir);
     std::fs::create_dir_all(dir)?;
-    let jobs = jobs();
+    let mut jobs = jobs();
+    jobs.retain(|job| names.is_empty() || names.iter().any(|name| job.def.name.starts_with(name)));
     let count = jobs.len();
     println!("{count} kernels to compile");
     let next = Mutex::new(jobs.into_iter().enumerate());

@@ -100,7 +100,10 @@ fn mistakes_name_the_argument_and_both_shapes() {
 
     let out = TensorMut::dense(z.view_mut(), [6, 9]).unwrap();
     let message = softmax::forward(&cpu, of([6, 10]), out).unwrap_err().to_string();
-    assert!(message.contains("`y`") && message.contains("d = 10, as in `x`") && message.contains("[6, 9]"), "{message}");
+    assert!(
+        message.contains("`y`") && message.contains("d = 10, as in `x`") && message.contains("[6, 9]"),
+        "{message}"
+    );
 
     let out = TensorMut::dense(z.view_mut(), [6, 6]).unwrap();
     let message = matmul::multiply(&cpu, of([6, 10]), of([9, 6]), out, Options::default()).unwrap_err().to_string();

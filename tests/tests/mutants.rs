@@ -172,8 +172,8 @@ fn attention_output(rows: usize) -> HostTensor {
     HostTensor::poisoned(DType::BF16, &[1, 1, rows, D], &[rows * D, rows * D, D, 1])
 }
 
-/// Lists the arguments: tensors, the strides of those with four dimensions, the lengths, the scale, and the numbers of
-/// the modifiers.
+/// Lists the arguments: tensors, the lengths, the scale, the numbers of the modifiers, the strides of the tensors with
+/// four dimensions, and batch, heads, heads of the keys and entries, which are 1.
 fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Arg> {
     let strides = |arg: &Arg| match arg {
         Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
@@ -182,7 +182,8 @@ fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Ar
     let strides: Vec<Arg> = tensors.iter().flat_map(strides).map(|n| Arg::Int(n as i64)).collect();
     let lengths = [Arg::Int(queries as i64), Arg::Int(keys as i64)];
     let numbers = lengths.into_iter().chain([Arg::Float(1.0 / (D as f32).sqrt()), Arg::Int(0), Arg::Float(0.0)]);
-    tensors.into_iter().chain(strides).chain(numbers).collect()
+    let extents = std::iter::repeat_n(1, 4).map(Arg::Int);
+    tensors.into_iter().chain(numbers).chain(strides).chain(extents).collect()
 }
 
 fn forward(name: &'static str, arch: GpuArch, q_tile: usize, options: &CompileOptions) -> Case {

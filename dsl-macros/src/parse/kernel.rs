@@ -215,9 +215,13 @@ impl Signature {
                 if known.is_none() {
                     self.dims.push(dim.clone());
                     if !declared.contains(&dim) {
-                        extents.push(Param::number(dim.clone(), "i32", Origin::Dim, specialize));
+                        extents.push(Param::number(dim.clone(), "i32", Origin::Dim, false));
                     }
                 }
+            }
+            // Consecutive elements are along the last dimension: its extent decides how wide masked accesses can be.
+            for extent in extents.iter_mut().filter(|extent| Some(&extent.name) == dims.last()) {
+                extent.specialize |= specialize;
             }
             self.tensors.push(Tensor { memory, strides: (first_stride..self.params.len()).collect(), dims: indices });
         }

@@ -17,7 +17,7 @@ def softmax_arguments(rows=37, d=100, dtype=np.float32):
     y = np.zeros_like(x)
     named = {"x": x, "y": y, "rows": rows, "d": d}
     for name, array in (("x", x), ("y", y)):
-        named[f"{name}_stride_row"], named[f"{name}_stride_d"] = (s // x.itemsize for s in array.strides)
+        named[f"{name}_stride_rows"], named[f"{name}_stride_d"] = (s // x.itemsize for s in array.strides)
     return named
 
 
@@ -118,7 +118,7 @@ def test_arrays_that_kernels_cannot_use():
         tw.launch("softmax_rows", **named, **CONSTANTS, grid=10)
     named = softmax_arguments()
     named["x"] = named["x"][::-1]
-    named["x_stride_row"] = -100
+    named["x_stride_rows"] = -100
     with pytest.raises(tw.Error, match="out of bounds|cannot prove"):
         tw.launch("softmax_rows", **named, **CONSTANTS, grid=10)
 

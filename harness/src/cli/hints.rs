@@ -33,14 +33,15 @@ impl Hints for Shipped {
         })
     }
 
-    /// Attention: k and v have the shape of q by default.
+    /// Attention: the other tensors have the shape of q by default, or of k, and no loop is split.
     fn complete_shapes(&self, def: &'static KernelDef, extents: &mut Extents) {
-        let Some(shape) = extents.shape("q").map(<[usize]>::to_vec) else { return };
         let strides = bind::strides(def);
-        for param in def.params.iter().filter(|p| ["k", "v"].contains(&p.name)) {
-            if extents.shape(param.name).is_none()
+        for (name, like) in [("k", "q"), ("v", "k"), ("o", "q"), ("dq", "q"), ("dk", "k"), ("dv", "k")] {
+            let Some(param) = def.params.iter().find(|p| p.name == name) else { continue };
+            if extents.shape(name).is_none()
                 && !matches!(param.kind, ParamKind::Scalar(_) | ParamKind::Constexpr { .. })
-                && let Some(strides) = strides.get(param.name)
+                && let Some(strides) = strides.get(name)
+                && let Some(shape) = extents.shape(like).map(<[usize]>::to_vec)
             {
                 extents.add_tensor(param.name, &shape, Some(strides));
             }

@@ -68,10 +68,10 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *base, const
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared,
                    void *stream, void **args, void **extra) {
     printf("launch %u %u %u threads %u %u %u shared %u", x, y, z, tx, ty, tz, shared);
-    /* q, q_stride_row, n_q, scale, and the two maps. */
-    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[9]);
-    printf(" n %d scale %g", *(int32_t *)args[23], *(float *)args[25]);
-    printf(" maps %llu %llu\n", *(unsigned long long *)args[28], *(unsigned long long *)args[29]);
+    /* q, q_stride_n_q, n_q, scale, and the two maps. */
+    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[14]);
+    printf(" n %d scale %g", *(int32_t *)args[7], *(float *)args[9]);
+    printf(" maps %llu %llu\n", *(unsigned long long *)args[32], *(unsigned long long *)args[33]);
     return 0;
 }
 "#;
@@ -100,11 +100,12 @@ fn the_python_launcher_launches_flash_attention() {
     let memory = |addr| LaunchArg::Ptr { addr, bytes: 1 << 20 };
     let [q, k, v, o, lse] = addresses.map(memory);
     let mut args = vec![q, k, v, o, lse, lse, lse];
+    args.extend([LaunchArg::I32(n as i32), LaunchArg::I32(n as i32), LaunchArg::F32(0.125)]);
+    args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0)]);
     for _ in 0..4 {
         args.extend([heads * n * d, n * d, d, 1].map(LaunchArg::I64));
     }
-    args.extend([LaunchArg::I32(n as i32), LaunchArg::I32(n as i32), LaunchArg::F32(0.125)]);
-    args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0)]);
+    args.extend([batch, heads, heads, batch].map(|extent| LaunchArg::I32(extent as i32)));
     let expected = tensor_maps(&manifest, &args).unwrap();
     assert_eq!(expected.iter().map(|map| map.base).collect::<Vec<_>>(), addresses[1..3], "K and V");
     let joined = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");

@@ -72,44 +72,20 @@ use tilewright_runtime::prelude::*;
     default = super::config::dkdv_default,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = (cdiv(n_k, k_tile), heads_kv, entries))]
 #[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
-    q: In<T>,
-    k: In<T>,
-    v: In<T>,
-    d_o: In<T>,
+    q: Tensor<T, (batch, heads, n_q, d)>,
+    k: Tensor<T, (batch, heads_kv, n_k, d)>,
+    v: Tensor<T, (batch, heads_kv, n_k, d)>,
+    d_o: Tensor<T, (batch, heads, n_q, d)>,
     lse2: In<f32>,
     delta: In<f32>,
     mask_data: In<i32>,
     score_data: In<f32>,
-    dk: Out<R>,
-    dv: Out<R>,
+    dk: TensorMut<R, (entries, heads_kv, n_k, d)>,
+    dv: TensorMut<R, (entries, heads_kv, n_k, d)>,
     dq_sum: InOut<f32>,
-    q_stride_batch: i64,
-    q_stride_head: i64,
-    q_stride_row: i64,
-    q_stride_dim: i64,
-    k_stride_batch: i64,
-    k_stride_head: i64,
-    k_stride_row: i64,
-    k_stride_dim: i64,
-    v_stride_batch: i64,
-    v_stride_head: i64,
-    v_stride_row: i64,
-    v_stride_dim: i64,
-    do_stride_batch: i64,
-    do_stride_head: i64,
-    do_stride_row: i64,
-    do_stride_dim: i64,
-    dk_stride_batch: i64,
-    dk_stride_head: i64,
-    dk_stride_row: i64,
-    dk_stride_dim: i64,
-    dv_stride_batch: i64,
-    dv_stride_head: i64,
-    dv_stride_row: i64,
-    dv_stride_dim: i64,
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
@@ -121,11 +97,17 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr] k_tile: usize,
     #[constexpr = 1] group: usize,
     #[constexpr = false] causal: bool,
-    #[constexpr = false] even_queries: bool,
-    #[constexpr = false] even_keys: bool,
+    #[constexpr = false]
+    #[heuristic(n_q.is_multiple_of(q_tile))]
+    even_queries: bool,
+    #[constexpr = false]
+    #[heuristic(n_k.is_multiple_of(k_tile))]
+    even_keys: bool,
     #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false] sub_wave: bool,
+    #[constexpr = false]
+    #[heuristic(super::config::is_sub_wave(batch * heads_kv, n_k))]
+    sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,
@@ -135,22 +117,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = program_id(0) * k_tile;
     let padded = d != d_tile;
-    let k_block = make_block_ptr(
-        k + (batch * k_stride_batch + kv_head * k_stride_head),
-        shape = [n_k, d],
-        strides = [k_stride_row, k_stride_dim],
-        offsets = [first_key, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
-    let v_block = make_block_ptr(
-        v + (batch * v_stride_batch + kv_head * v_stride_head),
-        shape = [n_k, d],
-        strides = [v_stride_row, v_stride_dim],
-        offsets = [first_key, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
+    let k_block = k.index([batch, kv_head]).block([first_key, 0], [k_tile, d_tile]);
+    let v_block = v.index([batch, kv_head]).block([first_key, 0], [k_tile, d_tile]);
     let kt = load(k_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let vt = load(v_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let keys = first_key + arange(0, k_tile);
@@ -171,22 +139,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let head = kv_head * group + member;
         // `row_offset` does not apply: axis 1 of this grid has the key/value heads.
         let index = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>();
-        let q_block = make_block_ptr(
-            q + (batch * q_stride_batch + head * q_stride_head),
-            shape = [n_q, d],
-            strides = [q_stride_row, q_stride_dim],
-            offsets = [0, 0],
-            block_shape = [q_tile, d_tile],
-            order = [1, 0],
-        );
-        let do_block = make_block_ptr(
-            d_o + (batch * do_stride_batch + head * do_stride_head),
-            shape = [n_q, d],
-            strides = [do_stride_row, do_stride_dim],
-            offsets = [0, 0],
-            block_shape = [q_tile, d_tile],
-            order = [1, 0],
-        );
+        let q_block = q.index([batch, head]).block([0, 0], [q_tile, d_tile]);
+        let do_block = d_o.index([batch, head]).block([0, 0], [q_tile, d_tile]);
         let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
         let tiles = QueryTiles {
             k: kt,
@@ -228,22 +182,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         }
     }
 
-    let dk_block = make_block_ptr(
-        dk + (entry * dk_stride_batch + kv_head * dk_stride_head),
-        shape = [n_k, d],
-        strides = [dk_stride_row, dk_stride_dim],
-        offsets = [first_key, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
-    let dv_block = make_block_ptr(
-        dv + (entry * dv_stride_batch + kv_head * dv_stride_head),
-        shape = [n_k, d],
-        strides = [dv_stride_row, dv_stride_dim],
-        offsets = [first_key, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
+    let dk_block = dk.index([entry, kv_head]).block([first_key, 0], [k_tile, d_tile]);
+    let dv_block = dv.index([entry, kv_head]).block([first_key, 0], [k_tile, d_tile]);
     store(dk_block, (dk_sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
     store(dv_block, dv_sum.to::<R>(), boundary_check = boundary_dims(true, padded));
 }
@@ -362,38 +302,18 @@ fn add_queries<T: Float>(
     default = super::config::dq_default,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = (cdiv(n_q, q_tile), heads, entries))]
 #[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_bwd_dq<T: Float, R: Float>(
-    q: In<T>,
-    k: In<T>,
-    v: In<T>,
-    d_o: In<T>,
+    q: Tensor<T, (batch, heads, n_q, d)>,
+    k: Tensor<T, (batch, heads_kv, n_k, d)>,
+    v: Tensor<T, (batch, heads_kv, n_k, d)>,
+    d_o: Tensor<T, (batch, heads, n_q, d)>,
     lse2: In<f32>,
     delta: In<f32>,
     mask_data: In<i32>,
     score_data: In<f32>,
-    dq: Out<R>,
-    q_stride_batch: i64,
-    q_stride_head: i64,
-    q_stride_row: i64,
-    q_stride_dim: i64,
-    k_stride_batch: i64,
-    k_stride_head: i64,
-    k_stride_row: i64,
-    k_stride_dim: i64,
-    v_stride_batch: i64,
-    v_stride_head: i64,
-    v_stride_row: i64,
-    v_stride_dim: i64,
-    do_stride_batch: i64,
-    do_stride_head: i64,
-    do_stride_row: i64,
-    do_stride_dim: i64,
-    dq_stride_batch: i64,
-    dq_stride_head: i64,
-    dq_stride_row: i64,
-    dq_stride_dim: i64,
+    dq: TensorMut<R, (entries, heads, n_q, d)>,
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
@@ -405,9 +325,13 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr] k_tile: usize,
     #[constexpr = 1] group: usize,
     #[constexpr = false] causal: bool,
-    #[constexpr = false] even_keys: bool,
+    #[constexpr = false]
+    #[heuristic(n_k.is_multiple_of(k_tile))]
+    even_keys: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false] sub_wave: bool,
+    #[constexpr = false]
+    #[heuristic(super::config::is_sub_wave(batch * heads, n_q))]
+    sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,
@@ -419,38 +343,10 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
-    let q_block = make_block_ptr(
-        q + (batch * q_stride_batch + head * q_stride_head),
-        shape = [n_q, d],
-        strides = [q_stride_row, q_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
-    let do_block = make_block_ptr(
-        d_o + (batch * do_stride_batch + head * do_stride_head),
-        shape = [n_q, d],
-        strides = [do_stride_row, do_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
-    let k_block = make_block_ptr(
-        k + (batch * k_stride_batch + kv_head * k_stride_head),
-        shape = [n_k, d],
-        strides = [k_stride_row, k_stride_dim],
-        offsets = [0, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
-    let v_block = make_block_ptr(
-        v + (batch * v_stride_batch + kv_head * v_stride_head),
-        shape = [n_k, d],
-        strides = [v_stride_row, v_stride_dim],
-        offsets = [0, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
+    let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
+    let do_block = d_o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
+    let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
+    let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
     let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let grad_o = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let head_rows = row_offset(head, batch, n_q);
@@ -492,14 +388,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         sum = add_keys(sum, tiles, parts[2], edges, modify.as_ref());
     }
 
-    let dq_block = make_block_ptr(
-        dq + (entry * dq_stride_batch + head * dq_stride_head),
-        shape = [n_q, d],
-        strides = [dq_stride_row, dq_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
+    let dq_block = dq.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
     store(dq_block, (sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
 }
 

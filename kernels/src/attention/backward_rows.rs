@@ -11,22 +11,14 @@ use tilewright_runtime::prelude::*;
 /// With `one_pass`, also zeros `dq_sum`, to which programs add atomically ([`dq_sum_block`] has its shape).
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch); with `one_pass`, of all rows of `dq_sum`.
-#[kernel]
+#[kernel(grid = (cdiv(padded_rows(n_q, one_pass), q_tile), heads, batch))]
 pub fn flash_attention_bwd_preprocess<T: Float>(
-    o: In<T>,
-    d_o: In<T>,
+    o: Tensor<T, (batch, heads, n_q, d)>,
+    d_o: Tensor<T, (batch, heads, n_q, d)>,
     lse: In<f32>,
     delta: Out<f32>,
     lse2: Out<f32>,
     dq_sum: Out<f32>,
-    o_stride_batch: i64,
-    o_stride_head: i64,
-    o_stride_row: i64,
-    o_stride_dim: i64,
-    do_stride_batch: i64,
-    do_stride_head: i64,
-    do_stride_row: i64,
-    do_stride_dim: i64,
     #[no_specialize] n_q: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
@@ -36,22 +28,8 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     let (head, batch) = (program_id(1), program_id(2));
     let first_row = program_id(0) * q_tile;
     let padded = d != d_tile;
-    let o_block = make_block_ptr(
-        o + (batch * o_stride_batch + head * o_stride_head),
-        shape = [n_q, d],
-        strides = [o_stride_row, o_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
-    let do_block = make_block_ptr(
-        d_o + (batch * do_stride_batch + head * do_stride_head),
-        shape = [n_q, d],
-        strides = [do_stride_row, do_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
+    let o_block = o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
+    let do_block = d_o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
     let ot = load(o_block, boundary_check = boundary_dims(true, padded), padding = zero).to::<f32>();
     let dot_ = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero).to::<f32>();
     let rows = row_offset(head, batch, n_q);
@@ -77,15 +55,11 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
 /// one pass ([`dq_sum_block`]).
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
-#[kernel]
+#[kernel(grid = (cdiv(n, row_tile), heads, batch))]
 #[alias(parts = num_splits)]
 pub fn flash_attention_bwd_postprocess<T: Float>(
     sums: In<f32>,
-    grad: Out<T>,
-    grad_stride_batch: i64,
-    grad_stride_head: i64,
-    grad_stride_row: i64,
-    grad_stride_dim: i64,
+    grad: TensorMut<T, (batch, heads, n, d)>,
     #[no_specialize] n: i32,
     #[no_specialize] num_splits: i32,
     scale: f32,
@@ -114,14 +88,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
             );
         }
     }
-    let grad_block = make_block_ptr(
-        grad + (batch * grad_stride_batch + head * grad_stride_head),
-        shape = [n, d],
-        strides = [grad_stride_row, grad_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [row_tile, d_tile],
-        order = [1, 0],
-    );
+    let grad_block = grad.index([batch, head]).block([first_row, 0], [row_tile, d_tile]);
     store(grad_block, (total * scale).to::<T>(), boundary_check = boundary_dims(true, padded));
 }
 
@@ -133,6 +100,11 @@ pub(super) fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len:
 
 /// Rows of `dq_sum` are padded to a multiple of this: of every `q_tile`.
 pub const DQ_SUM_ROWS: usize = 256;
+
+/// The rows of a head that preprocessing covers: with `one_pass`, all rows of `dq_sum`.
+fn padded_rows(n_q: usize, one_pass: bool) -> usize {
+    if one_pass { n_q.next_multiple_of(DQ_SUM_ROWS) } else { n_q }
+}
 
 /// A block pointer to `q_tile` rows, from row 16 · `first` on, of head `index` of `dq_sum`. That is f32
 /// [batch · heads, rows, d_tile] with rows = `n_q` rounded up to [`DQ_SUM_ROWS`], as [rows / 16, 16 · d_tile] with the

@@ -73,32 +73,16 @@ use tilewright_runtime::prelude::*;
     default = super::config::forward_default,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = (cdiv(n_q, q_tile), heads, entries))]
 #[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Float, R: Float>(
-    q: In<T>,
-    k: In<T>,
-    v: In<T>,
-    o: Out<R>,
+    q: Tensor<T, (batch, heads, n_q, d)>,
+    k: Tensor<T, (batch, heads_kv, n_k, d)>,
+    v: Tensor<T, (batch, heads_kv, n_k, d)>,
+    o: TensorMut<R, (entries, heads, n_q, d)>,
     lse: Out<f32>,
     mask_data: In<i32>,
     score_data: In<f32>,
-    q_stride_batch: i64,
-    q_stride_head: i64,
-    q_stride_row: i64,
-    q_stride_dim: i64,
-    k_stride_batch: i64,
-    k_stride_head: i64,
-    k_stride_row: i64,
-    k_stride_dim: i64,
-    v_stride_batch: i64,
-    v_stride_head: i64,
-    v_stride_row: i64,
-    v_stride_dim: i64,
-    o_stride_batch: i64,
-    o_stride_head: i64,
-    o_stride_row: i64,
-    o_stride_dim: i64,
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
@@ -110,9 +94,13 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr] k_tile: usize,
     #[constexpr = 1] group: usize,
     #[constexpr = false] causal: bool,
-    #[constexpr = false] even_keys: bool,
+    #[constexpr = false]
+    #[heuristic(n_k.is_multiple_of(k_tile))]
+    even_keys: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false] sub_wave: bool,
+    #[constexpr = false]
+    #[heuristic(super::config::is_sub_wave(batch * heads, n_q))]
+    sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,
@@ -125,30 +113,9 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
-    let q_block = make_block_ptr(
-        q + (batch * q_stride_batch + head * q_stride_head),
-        shape = [n_q, d],
-        strides = [q_stride_row, q_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
-    let k_block = make_block_ptr(
-        k + (batch * k_stride_batch + kv_head * k_stride_head),
-        shape = [n_k, d],
-        strides = [k_stride_row, k_stride_dim],
-        offsets = [0, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
-    let v_block = make_block_ptr(
-        v + (batch * v_stride_batch + kv_head * v_stride_head),
-        shape = [n_k, d],
-        strides = [v_stride_row, v_stride_dim],
-        offsets = [0, 0],
-        block_shape = [k_tile, d_tile],
-        order = [1, 0],
-    );
+    let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
+    let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
+    let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
 
     let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
     // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
@@ -192,14 +159,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
 
     // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
     let divisor = where_(total == 0.0, 1.0, total);
-    let o_block = make_block_ptr(
-        o + (entry * o_stride_batch + head * o_stride_head),
-        shape = [n_q, d],
-        strides = [o_stride_row, o_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
+    let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
     store(o_block, (acc / divisor.expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
     let lse_block = make_block_ptr(
         lse + row_offset(head, entry, n_q),

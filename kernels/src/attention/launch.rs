@@ -106,11 +106,12 @@ impl<'a> Options<'a> {
 
     /// A launch configuration without tile sizes.
     pub(super) fn base_config(&self) -> LaunchConfig {
-        LaunchConfig { stream: self.stream.clone(), ..LaunchConfig::new(0) }
+        LaunchConfig { stream: self.stream.clone(), ..LaunchConfig::default() }
     }
 
-    pub(super) fn launch(&self, tiles: Tiles, grid: [usize; 3]) -> LaunchConfig {
-        tiles.config().launch_config(&self.base_config(), grid)
+    pub(super) fn launch(&self, tiles: Tiles) -> LaunchConfig {
+        // The kernels give their grids.
+        tiles.config().launch_config(&self.base_config(), 0)
     }
 }
 

@@ -85,17 +85,13 @@ fn default_splits_f32(pass: Pass, d: usize, programs: usize) -> usize {
 /// `partial_o` is dense f32 [batch · num_splits, heads, n_q, d], `partial_lse` dense [batch · num_splits, heads, n_q].
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch).
-#[kernel]
+#[kernel(grid = (cdiv(n_q, q_tile), heads, batch))]
 #[alias(flash_attention_fwd_join, part_o = partial_o, part_lse = partial_lse, parts = num_splits)]
 pub fn flash_attention_fwd_combine<T: Float>(
     partial_o: In<f32>,
     partial_lse: In<f32>,
-    o: Out<T>,
+    o: TensorMut<T, (batch, heads, n_q, d)>,
     lse: Out<f32>,
-    o_stride_batch: i64,
-    o_stride_head: i64,
-    o_stride_row: i64,
-    o_stride_dim: i64,
     #[no_specialize] n_q: i32,
     #[no_specialize] num_splits: i32,
     #[constexpr] d: usize,
@@ -127,14 +123,7 @@ pub fn flash_attention_fwd_combine<T: Float>(
         acc += ot * weight.expand_dims(1);
     }
     let divisor = where_(total == 0.0, 1.0, total);
-    let o_block = make_block_ptr(
-        o + (batch * o_stride_batch + head * o_stride_head),
-        shape = [n_q, d],
-        strides = [o_stride_row, o_stride_dim],
-        offsets = [first_row, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    );
+    let o_block = o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
     store(o_block, (acc / divisor.expand_dims(1)).to::<T>(), boundary_check = boundary_dims(true, padded));
     let lse_block = row_block(lse + row_offset(head, batch, n_q), first_row, n_q, q_tile);
     store(lse_block, row_max + log(total), boundary_check = [0]);

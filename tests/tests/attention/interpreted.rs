@@ -57,20 +57,22 @@ fn grid(extents: [usize; 3]) -> [u32; 3] {
     extents.map(|n| n as u32)
 }
 
-/// Lists the arguments in order: tensors, the strides of every tensor of four dimensions, scalars.
+/// Lists the arguments in order: tensors, scalars, the strides of every tensor of four dimensions, and their extents that
+/// are no scalars: batch and heads, and of kernels with keys also their heads and the entries of the last output.
 fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
-    let strides: Vec<usize> = tensors
-        .iter()
-        .filter_map(|arg| match arg {
-            Arg::In(t) => Some(&t.strides),
-            Arg::Out(t) => Some(&t.strides),
-            Arg::Int(_) | Arg::Float(_) => None,
-        })
-        .filter(|strides| strides.len() == 4)
-        .flatten()
-        .copied()
-        .collect();
-    tensors.into_iter().chain(strides.into_iter().map(Arg::from)).chain(numbers).collect()
+    let tensor = |arg: &Arg<'a>| match arg {
+        Arg::In(t) => Some((t.shape.clone(), t.strides.clone())),
+        Arg::Out(t) => Some((t.shape.clone(), t.strides.clone())),
+        Arg::Int(_) | Arg::Float(_) => None,
+    };
+    let (shapes, strides): (Vec<_>, Vec<_>) =
+        tensors.iter().filter_map(tensor).filter(|(shape, _)| shape.len() == 4).unzip();
+    let mut extents = vec![shapes[0][0], shapes[0][1]];
+    if shapes.len() > 2 {
+        extents.extend([shapes[1][1], shapes[shapes.len() - 1][0]]);
+    }
+    let last = strides.into_iter().flatten().chain(extents).map(Arg::from);
+    tensors.into_iter().chain(numbers).chain(last).collect()
 }
 
 fn modifiers(case: &Case) -> ModifierTensors {
@@ -372,12 +374,10 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
 
     let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
     let numbers = vec![p.n_q.into(), num_splits.into()];
+    let extents = [shape[0].into(), shape[1].into()];
+    let strides: Vec<Arg> = o.strides.iter().map(|&stride| Arg::from(stride)).collect();
     let mut args = vec![Arg::In(&partial_o), Arg::In(&partial_lse), Arg::Out(&mut o), Arg::Out(&mut lse)];
-    let strides: Vec<usize> = match &args[2] {
-        Arg::Out(o) => o.strides.clone(),
-        _ => unreachable!(),
-    };
-    args.extend(strides.into_iter().map(Arg::from).chain(numbers));
+    args.extend(numbers.into_iter().chain(strides).chain(extents));
     let mut consts = common(form, &case, tiles);
     consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
@@ -427,8 +427,8 @@ fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize)
     ] {
         let mut y = case.poisoned(shape);
         let strides = y.strides.clone();
-        let mut args = vec![Arg::In(all), Arg::Out(&mut y)];
-        args.extend(strides.into_iter().map(Arg::from).chain([shape[2].into(), num_splits.into(), Arg::Float(1.0)]));
+        let mut args = vec![Arg::In(all), Arg::Out(&mut y), shape[2].into(), num_splits.into(), Arg::Float(1.0)];
+        args.extend(strides.into_iter().chain([shape[0], shape[1]]).map(Arg::from));
         let mut consts = common(form, &case, tiles);
         consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
         consts.extend_from_slice(consts! { row_tile = 32usize });

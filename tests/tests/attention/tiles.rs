@@ -13,7 +13,7 @@ use tilewright_tests::consts;
 
 /// The specialization for dense tensors, which wide copies into shared memory need.
 fn dense(def: &KernelDef) -> Specialization {
-    let fact = |name: &str| match name.ends_with("_stride_dim") {
+    let fact = |name: &str| match name.ends_with("_stride_d") {
         true => ArgSpec { divisible_by: 1, equal_to: Some(1) },
         false => ArgSpec { divisible_by: 16, equal_to: None },
     };

@@ -192,7 +192,7 @@ fn dense(def: &KernelDef) -> Specialization {
         ParamKind::Constexpr { .. } => None,
         _ if !p.specialize => Some(ArgSpec::default()),
         ParamKind::Scalar(elem) if elem.resolve(&[]).is_some_and(DType::is_float) => Some(ArgSpec::default()),
-        ParamKind::Scalar(_) if p.name.ends_with("_stride_dim") => Some(ArgSpec { divisible_by: 1, equal_to: Some(1) }),
+        ParamKind::Scalar(_) if p.name.ends_with("_stride_d") => Some(ArgSpec { divisible_by: 1, equal_to: Some(1) }),
         ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) | ParamKind::Scalar(_) => {
             Some(ArgSpec { divisible_by: 16, equal_to: None })
         }

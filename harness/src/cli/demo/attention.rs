@@ -157,7 +157,11 @@ impl LaunchBuilder<'_> {
         let tiles = self.tiles(Pass::Dq);
         let p = &self.problem;
         let constants = vec![count("d", p.d), count("d_tile", d_tile(p.d)), count("q_tile", tiles.q_tile)];
-        let scalars = vec![("n_q", extent("the length of q", p.n_q)?)];
+        let scalars = vec![
+            ("n_q", extent("the length of q", p.n_q)?),
+            ("batch", extent("batch", p.batch)?),
+            ("heads", extent("heads", p.heads_q)?),
+        ];
         Ok(self.call(&FLASH_ATTENTION_BWD_PREPROCESS, tiles, constants, scalars, self.over_queries(tiles)))
     }
 
@@ -209,6 +213,10 @@ impl LaunchBuilder<'_> {
             ("scale", LaunchArg::F32(p.scale as f32)),
             ("mask_number", LaunchArg::I32(0)),
             ("score_number", LaunchArg::F32(0.0)),
+            ("batch", extent("batch", p.batch)?),
+            ("heads", extent("heads", p.heads_q)?),
+            ("heads_kv", extent("heads", p.heads_kv)?),
+            ("entries", extent("batch", p.batch)?),
         ];
         Ok(self.call(def, tiles, constants, scalars, grid))
     }
