@@ -11,8 +11,8 @@
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-use crate::blocks::{ElementwiseTiles, row_block, tile_start, vector_block};
-use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
+use crate::blocks::{ElementwiseTiles, tile_start, vector_block};
+use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
 use tilewright_runtime::prelude::*;
 
 constexpr_enum! {
@@ -87,31 +87,22 @@ fn gradient(x: Tile<f32>, g: Tile<f32>, activation: Activation) -> Tile<f32> {
 /// y = f(x + bias) + residual, computed in f32. bias and residual are read if `has_bias` and `has_residual` say so.
 ///
 /// One program per tile.
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile) * cdiv(d, d_tile))]
 pub fn activation_fwd<T: Float>(
-    x: In<T>,
+    x: Tensor<T, (rows, d)>,
     bias: In<T>,
-    residual: In<T>,
-    y: Out<T>,
-    x_stride_row: i64,
-    x_stride_d: i64,
     bias_stride: i64,
-    residual_stride_row: i64,
-    residual_stride_d: i64,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    rows: i32,
-    d: i32,
+    residual: Tensor<T, (rows, d)>,
+    y: TensorMut<T, (rows, d)>,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] activation: Activation,
     #[constexpr = false] has_bias: bool,
     #[constexpr = false] has_residual: bool,
 ) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let (row, col) = tile_start(d, tile);
-    let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
-    let y_block = row_block(y, shape, (y_stride_row, y_stride_d), row, tile).advance([0, col]);
+    let (row, col) = tile_start(d, (rows_tile, d_tile));
+    let x_block = x.block([row, col], [rows_tile, d_tile]);
+    let y_block = y.block([row, col], [rows_tile, d_tile]);
     let mut xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     if has_bias {
         let bias_block = vector_block(bias, d, bias_stride, col, d_tile);
@@ -119,8 +110,7 @@ pub fn activation_fwd<T: Float>(
     }
     let mut yt = activate(xt, activation);
     if has_residual {
-        let residual_strides = (residual_stride_row, residual_stride_d);
-        let residual_block = row_block(residual, shape, residual_strides, row, tile).advance([0, col]);
+        let residual_block = residual.block([row, col], [rows_tile, d_tile]);
         yt = yt + load(residual_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     }
     store(y_block, yt.to::<T>(), boundary_check = [0, 1]);
@@ -129,31 +119,22 @@ pub fn activation_fwd<T: Float>(
 /// grad_x = grad_y · f′(x + bias), computed in f32. bias is read if `has_bias` says so.
 ///
 /// One program per tile.
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile) * cdiv(d, d_tile))]
 pub fn activation_bwd<T: Float>(
-    x: In<T>,
+    x: Tensor<T, (rows, d)>,
     bias: In<T>,
-    grad_y: In<T>,
-    grad_x: Out<T>,
-    x_stride_row: i64,
-    x_stride_d: i64,
     bias_stride: i64,
-    grad_y_stride_row: i64,
-    grad_y_stride_d: i64,
-    grad_x_stride_row: i64,
-    grad_x_stride_d: i64,
-    rows: i32,
-    d: i32,
+    grad_y: Tensor<T, (rows, d)>,
+    grad_x: TensorMut<T, (rows, d)>,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] activation: Activation,
     #[constexpr = false] has_bias: bool,
 ) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let (row, col) = tile_start(d, tile);
-    let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, col]);
-    let g_block = row_block(grad_y, shape, (grad_y_stride_row, grad_y_stride_d), row, tile).advance([0, col]);
-    let grad_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile).advance([0, col]);
+    let (row, col) = tile_start(d, (rows_tile, d_tile));
+    let x_block = x.block([row, col], [rows_tile, d_tile]);
+    let g_block = grad_y.block([row, col], [rows_tile, d_tile]);
+    let grad_block = grad_x.block([row, col], [rows_tile, d_tile]);
     let mut xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     if has_bias {
         let bias_block = vector_block(bias, d, bias_stride, col, d_tile);
@@ -175,35 +156,20 @@ pub fn forward<T: FloatElement>(
     residual: Option<Tensor<'_, T, 2>>,
     mut y: TensorMut<'_, T, 2>,
 ) -> Result<()> {
-    const NAME: &str = "activation_fwd";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    let (bias_data, bias_stride) = bias_or(NAME, bias, x)?;
-    if let Some(residual) = &residual {
-        expect_shape(NAME, "residual", residual.shape(), [rows, d])?;
-    }
-    let has_residual = residual.is_some();
-    let residual = residual.unwrap_or(x);
+    let (bias_data, bias_stride) = bias_or("activation_fwd", bias, x)?;
     let tiles = ElementwiseTiles::new(rows, d);
     ActivationFwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        bias_stride,
-        residual_stride_row: residual.strides()[0],
-        residual_stride_d: residual.strides()[1],
-        y_stride_row: y.strides()[0],
-        y_stride_d: y.strides()[1],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
         x: &x,
         bias: &bias_data,
-        residual: &residual,
+        bias_stride,
+        residual: &residual.unwrap_or(x),
         y: &mut y,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
         activation,
         has_bias: bias.is_some(),
-        has_residual,
+        has_residual: residual.is_some(),
     }
     .launch_with(device, &tiles.config())
 }
@@ -220,24 +186,13 @@ pub fn backward<T: FloatElement>(
     grad_y: Tensor<'_, T, 2>,
     mut grad_x: TensorMut<'_, T, 2>,
 ) -> Result<()> {
-    const NAME: &str = "activation_bwd";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
-    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
-    let (bias_data, bias_stride) = bias_or(NAME, bias, x)?;
+    let (bias_data, bias_stride) = bias_or("activation_bwd", bias, x)?;
     let tiles = ElementwiseTiles::new(rows, d);
     ActivationBwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        bias_stride,
-        grad_y_stride_row: grad_y.strides()[0],
-        grad_y_stride_d: grad_y.strides()[1],
-        grad_x_stride_row: grad_x.strides()[0],
-        grad_x_stride_d: grad_x.strides()[1],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
         x: &x,
         bias: &bias_data,
+        bias_stride,
         grad_y: &grad_y,
         grad_x: &mut grad_x,
         rows_tile: tiles.rows_tile,

@@ -3,7 +3,6 @@
 //! A kernel that loops over tiles of rows writes one row of partial sums per program. This kernel sums those rows in a
 //! fixed order: the gradient has the same bits in every run, which atomic additions would not guarantee.
 
-use crate::blocks::row_block;
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
@@ -11,17 +10,11 @@ use tilewright_runtime::prelude::*;
 ///
 /// One program per tile of columns (axis 0) and chunk of `rows_per_program` rows (axis 1); it loops over its rows.
 /// `rows_per_program` is a multiple of `rows_tile`.
-#[kernel]
-#[alias(y_stride_part = y_stride_chunk, rows_each = rows_per_program)]
+#[kernel(grid = (cdiv(d, d_tile), chunks))]
+#[alias(rows_each = rows_per_program)]
 pub fn column_sum<T: Float, U: Float>(
-    x: In<T>,
-    y: Out<U>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    y_stride_chunk: i64,
-    y_stride_d: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    y: TensorMut<U, (chunks, d)>,
     rows_per_program: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
@@ -29,15 +22,14 @@ pub fn column_sum<T: Float, U: Float>(
     assume((rows_per_program > 0) && (rows_per_program % rows_tile == 0));
     let column = program_id(0) * d_tile;
     let first = program_id(1) * rows_per_program;
-    let mut block =
-        row_block(x, (rows, d), (x_stride_row, x_stride_d), first, (rows_tile, d_tile)).advance([0, column]);
-    let y_block = row_block(y, (num_programs(1), d), (y_stride_chunk, y_stride_d), program_id(1), (1, d_tile));
+    let mut block = x.block([first, column], [rows_tile, d_tile]);
+    let y_block = y.block([program_id(1), column], [1, d_tile]);
     let mut total = zeros::<f32>([rows_tile, d_tile]);
     for _ in range(0, minimum(rows_per_program, rows - first), rows_tile) {
         total += load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
         block = block.advance([rows_tile, 0]);
     }
-    store(y_block.advance([0, column]), sum(total, axis = 0, keep_dims = true).to::<U>(), boundary_check = [0, 1]);
+    store(y_block, sum(total, axis = 0, keep_dims = true).to::<U>(), boundary_check = [0, 1]);
 }
 
 /// The tile sizes and the split of rows among programs.
@@ -97,36 +89,24 @@ pub fn forward<T: FloatElement, U: FloatElement>(
     let chunks = rows.div_ceil(tiling.rows_per_program).max(1);
     if chunks == 1 {
         let strides = [0, y.strides()[0]];
-        return launch_column_sum(device, x, y.into_view_mut(), strides, 1, tiling);
+        return launch_column_sum(device, x, TensorMut::strided(y.into_view_mut(), [1, d], strides)?, tiling);
     }
     let mut sums = Buffer::<f32>::uninit(device, chunks * d)?;
-    launch_column_sum(device, x, sums.view_mut(), [d as i64, 1], chunks, tiling)?;
-    forward(device, Tensor::dense(sums.view(), [chunks, d])?, y)
+    launch_column_sum(device, x, sums.tensor_mut([chunks, d])?, tiling)?;
+    forward(device, sums.tensor([chunks, d])?, y)
 }
 
 fn launch_column_sum<T: FloatElement, U: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
-    mut y: ViewMut<'_, U>,
-    y_strides: [i64; 2],
-    chunks: usize,
+    mut y: TensorMut<'_, U, 2>,
     tiling: Tiling,
 ) -> Result<()> {
-    let [rows, d] = x.shape();
-    ColumnSum {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        y_stride_chunk: y_strides[0],
-        y_stride_d: y_strides[1],
-        rows: extent("column_sum", "x", rows)?,
-        d: extent("column_sum", "x", d)?,
-        rows_per_program: extent("column_sum", "x", tiling.rows_per_program)?,
-        x: &x,
-        y: &mut y,
-        rows_tile: tiling.rows_tile,
-        d_tile: tiling.d_tile,
-    }
-    .launch_with(device, &LaunchConfig::new((d.div_ceil(tiling.d_tile), chunks)).num_warps(tiling.num_warps))
+    let Tiling { rows_tile, d_tile, num_warps, rows_per_program } = tiling;
+    let rows_per_program = extent("column_sum", "x", rows_per_program)?;
+    let grid = (x.shape()[1].div_ceil(d_tile), y.shape()[0]);
+    ColumnSum { x: &x, y: &mut y, rows_per_program, rows_tile, d_tile }
+        .launch_with(device, &LaunchConfig::new(grid).num_warps(num_warps))
 }
 
 /// The reference in f64: `x` is row-major with rows of `d` elements.

@@ -10,8 +10,8 @@
 //! A row whose target is `ignore_index` has loss 0 and gradient 0. A target that is neither `ignore_index` nor a column
 //! gives NaN, so that the error is visible.
 
-use crate::blocks::{ElementwiseTiles, fast_exp, row_block, tile_start, vector_block};
-use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
+use crate::blocks::{ElementwiseTiles, fast_exp, tile_start};
+use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut};
 use crate::unaligned_rows::{UnalignedRows, aligned_span, head_tail_columns, vector_tile};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -40,20 +40,13 @@ use tilewright_runtime::prelude::*;
     default = default_forward,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile))]
 #[alias(lead = misalignment, neighbours = size_per_thread)]
 pub fn cross_entropy_fwd<T: Float, I: Int>(
-    logits: In<T>,
-    targets: In<I>,
-    loss: Out<f32>,
-    lse: Out<f32>,
-    logits_stride_row: i64,
-    logits_stride_d: i64,
-    targets_stride: i64,
-    loss_stride: i64,
-    lse_stride: i64,
-    rows: i32,
-    d: i32,
+    logits: Tensor<T, (rows, d)>,
+    targets: Tensor<I, (rows,)>,
+    loss: TensorMut<f32, (rows,)>,
+    lse: TensorMut<f32, (rows,)>,
     #[no_specialize] ignore_index: i64,
     #[no_specialize] misalignment: i32,
     #[constexpr] rows_tile: usize,
@@ -65,13 +58,13 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     let size_per_thread = size_per_thread.min(d_tile);
     let slots = slots.min(d_tile / size_per_thread);
     let first_row = program_id(0) * rows_tile;
-    let strides = (logits_stride_row, logits_stride_d);
-    let mut block = row_block(logits, (rows, d), strides, first_row, (rows_tile, d_tile));
+    let mut block = logits.block([first_row, 0], [rows_tile, d_tile]);
     let row = first_row + arange(0, rows_tile);
-    let row_starts = (row * logits_stride_row, row < rows);
+    let row_starts = (row * logits.stride(0), row < rows);
     let head_tail = if vector > 0 {
         let (column, inside) = head_tail_columns(row_starts, d, misalignment, vector);
-        load(logits + (row_starts.0.expand_dims(1) + column), mask = inside, other = f32::NEG_INFINITY).to::<f32>()
+        load(logits.ptr() + (row_starts.0.expand_dims(1) + column), mask = inside, other = f32::NEG_INFINITY)
+            .to::<f32>()
     } else {
         full([rows_tile, 1], f32::NEG_INFINITY)
     };
@@ -79,7 +72,7 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     let mut total = zeros::<f32>([rows_tile, slots]);
     for start in range(0, d, d_tile) {
         let x = if vector > 0 {
-            let (at, inside) = vector_tile(logits, row_starts, d, misalignment, vector, (start, d_tile));
+            let (at, inside) = vector_tile(logits.ptr(), row_starts, d, misalignment, vector, (start, d_tile));
             load(at, mask = inside, other = f32::NEG_INFINITY).to::<f32>()
         } else {
             let inside = (arange(0, d_tile) + start < d).expand_dims(0);
@@ -103,16 +96,15 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
         row_total += sum(fast_exp(head_tail - shift), axis = 1);
     }
     let log_sum = row_largest + log(row_total);
-    store(vector_block(lse, rows, lse_stride, first_row, rows_tile), log_sum, boundary_check = [0]);
+    store(lse.block([first_row], [rows_tile]), log_sum, boundary_check = [0]);
 
-    let targets_block = vector_block(targets, rows, targets_stride, first_row, rows_tile);
-    let target = load(targets_block, boundary_check = [0], padding = zero).to::<i64>();
+    let target = load(targets.block([first_row], [rows_tile]), boundary_check = [0], padding = zero).to::<i64>();
     let exists = (row < rows) && (target >= 0) && (target < d.to::<i64>());
-    let at = logits + (row * logits_stride_row + target * logits_stride_d);
+    let at = logits.ptr() + (row * logits.stride(0) + target * logits.stride(1));
     let score = load(at, mask = exists, other = 0.0).to::<f32>();
     let nll = where_(exists, log_sum - score, f32::NAN);
     let row_loss = where_(target == ignore_index, 0.0, nll);
-    store(vector_block(loss, rows, loss_stride, first_row, rows_tile), row_loss, boundary_check = [0]);
+    store(loss.block([first_row], [rows_tile]), row_loss, boundary_check = [0]);
 }
 
 /// The shift before exp: the maximum; 0 where it is −∞, since −∞ − −∞ would be NaN.
@@ -124,23 +116,14 @@ fn softmax_shift(largest: Tile<f32>) -> Tile<f32> {
 /// grad_logits = scale · grad_loss · (exp(logits − lse) − one-hot(target)).
 ///
 /// One program per tile. With `vector`, the first program of a row also processes the peeled head and tail.
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile) * cdiv(d, d_tile))]
 #[alias(lead = misalignment)]
 pub fn cross_entropy_bwd<T: Float, I: Int>(
-    logits: In<T>,
-    targets: In<I>,
-    lse: In<f32>,
-    grad_loss: In<f32>,
-    grad_logits: Out<T>,
-    logits_stride_row: i64,
-    logits_stride_d: i64,
-    targets_stride: i64,
-    lse_stride: i64,
-    grad_loss_stride: i64,
-    grad_logits_stride_row: i64,
-    grad_logits_stride_d: i64,
-    rows: i32,
-    d: i32,
+    logits: Tensor<T, (rows, d)>,
+    targets: Tensor<I, (rows,)>,
+    lse: Tensor<f32, (rows,)>,
+    grad_loss: Tensor<f32, (rows,)>,
+    grad_logits: TensorMut<T, (rows, d)>,
     #[no_specialize] ignore_index: i64,
     #[no_specialize] misalignment: i32,
     scale: f32,
@@ -148,41 +131,35 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     #[constexpr] d_tile: usize,
     #[constexpr = 0] vector: usize,
 ) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let (row, col) = tile_start(d, tile);
-    let targets_block = vector_block(targets, rows, targets_stride, row, rows_tile);
-    let target = load(targets_block, boundary_check = [0], padding = zero).to::<i64>();
-    let lse_block = vector_block(lse, rows, lse_stride, row, rows_tile);
-    let log_sum = load(lse_block, boundary_check = [0], padding = zero);
-    let g_block = vector_block(grad_loss, rows, grad_loss_stride, row, rows_tile);
-    let g = load(g_block, boundary_check = [0], padding = zero) * scale;
+    let (row, col) = tile_start(d, (rows_tile, d_tile));
+    let target = load(targets.block([row], [rows_tile]), boundary_check = [0], padding = zero).to::<i64>();
+    let log_sum = load(lse.block([row], [rows_tile]), boundary_check = [0], padding = zero);
+    let g = load(grad_loss.block([row], [rows_tile]), boundary_check = [0], padding = zero) * scale;
     let exists = (target >= 0) && (target < d.to::<i64>());
     let factor = where_(exists, g, f32::NAN);
     let ignored = target == ignore_index;
 
     if vector > 0 {
         let row_index = row + arange(0, rows_tile);
-        let x_rows = (row_index * logits_stride_row, row_index < rows);
-        let grad_rows = (row_index * grad_logits_stride_row, row_index < rows);
+        let x_rows = (row_index * logits.stride(0), row_index < rows);
+        let grad_rows = (row_index * grad_logits.stride(0), row_index < rows);
         let (head, _) = aligned_span(x_rows.0, d, misalignment, vector);
-        let (at, inside) = vector_tile(logits, x_rows, d, misalignment, vector, (col, d_tile));
+        let (at, inside) = vector_tile(logits.ptr(), x_rows, d, misalignment, vector, (col, d_tile));
         let x = load(at, mask = inside, other = 0.0).to::<f32>();
         let column = arange(0, d_tile).expand_dims(0);
         let grad = gradient(x, column, target - head - col, log_sum, factor, ignored);
-        let (at, inside) = vector_tile(grad_logits, grad_rows, d, misalignment, vector, (col, d_tile));
+        let (at, inside) = vector_tile(grad_logits.ptr(), grad_rows, d, misalignment, vector, (col, d_tile));
         store(at, grad.to::<T>(), mask = inside);
         if col == 0 {
             let (column, inside) = head_tail_columns(x_rows, d, misalignment, vector);
-            let x = load(logits + (x_rows.0.expand_dims(1) + column), mask = inside, other = 0.0).to::<f32>();
-            let at = grad_logits + (grad_rows.0.expand_dims(1) + column);
+            let x = load(logits.ptr() + (x_rows.0.expand_dims(1) + column), mask = inside, other = 0.0).to::<f32>();
+            let at = grad_logits.ptr() + (grad_rows.0.expand_dims(1) + column);
             let grad = gradient(x, column.to::<i32>(), target, log_sum, factor, ignored);
             store(at, grad.to::<T>(), mask = inside);
         }
     } else {
-        let strides = (logits_stride_row, logits_stride_d);
-        let block = row_block(logits, shape, strides, row, tile).advance([0, col]);
-        let grad_strides = (grad_logits_stride_row, grad_logits_stride_d);
-        let grad_block = row_block(grad_logits, shape, grad_strides, row, tile).advance([0, col]);
+        let block = logits.block([row, col], [rows_tile, d_tile]);
+        let grad_block = grad_logits.block([row, col], [rows_tile, d_tile]);
         let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let column = arange(0, d_tile).expand_dims(0);
         let grad = gradient(x, column, target - col, log_sum, factor, ignored);
@@ -244,33 +221,21 @@ pub fn forward<T: FloatElement, I: IndexElement>(
     mut loss: TensorMut<'_, f32, 1>,
     mut lse: TensorMut<'_, f32, 1>,
 ) -> Result<()> {
-    const NAME: &str = "cross_entropy_fwd";
-    let [rows, d] = logits.shape();
-    expect_shape(NAME, "targets", targets.shape(), [rows])?;
-    expect_shape(NAME, "loss", loss.shape(), [rows])?;
-    expect_shape(NAME, "lse", lse.shape(), [rows])?;
     let unaligned = UnalignedRows::of(device, &logits);
     CrossEntropyFwd {
-        logits_stride_row: logits.strides()[0],
-        logits_stride_d: logits.strides()[1],
-        targets_stride: targets.strides()[0],
-        loss_stride: loss.strides()[0],
-        lse_stride: lse.strides()[0],
-        rows: extent(NAME, "logits", rows)?,
-        d: extent(NAME, "logits", d)?,
-        ignore_index,
-        misalignment: unaligned.misalignment,
         logits: &logits,
         targets: &targets,
         loss: &mut loss,
         lse: &mut lse,
+        ignore_index,
+        misalignment: unaligned.misalignment,
         rows_tile: tuned(),
         d_tile: tuned(),
         slots: tuned(),
         size_per_thread: size_per_thread::<T>(device, logits.strides()),
         vector: unaligned.vector,
     }
-    .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
+    .launch_tuned(device)
 }
 
 /// grad_logits [rows, d], given the gradient grad_loss [rows] of the losses, which is multiplied by `scale`, and the
@@ -291,32 +256,18 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     scale: f32,
     mut grad_logits: TensorMut<'_, T, 2>,
 ) -> Result<()> {
-    const NAME: &str = "cross_entropy_bwd";
     let [rows, d] = logits.shape();
-    expect_shape(NAME, "targets", targets.shape(), [rows])?;
-    expect_shape(NAME, "lse", lse.shape(), [rows])?;
-    expect_shape(NAME, "grad_loss", grad_loss.shape(), [rows])?;
-    expect_shape(NAME, "grad_logits", grad_logits.shape(), [rows, d])?;
     let tiles = ElementwiseTiles::new(rows, d);
     let unaligned = UnalignedRows::common(device, &logits, &grad_logits);
     CrossEntropyBwd {
-        logits_stride_row: logits.strides()[0],
-        logits_stride_d: logits.strides()[1],
-        targets_stride: targets.strides()[0],
-        lse_stride: lse.strides()[0],
-        grad_loss_stride: grad_loss.strides()[0],
-        grad_logits_stride_row: grad_logits.strides()[0],
-        grad_logits_stride_d: grad_logits.strides()[1],
-        rows: extent(NAME, "logits", rows)?,
-        d: extent(NAME, "logits", d)?,
-        ignore_index,
-        misalignment: unaligned.misalignment,
-        scale,
         logits: &logits,
         targets: &targets,
         lse: &lse,
         grad_loss: &grad_loss,
         grad_logits: &mut grad_logits,
+        ignore_index,
+        misalignment: unaligned.misalignment,
+        scale,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
         vector: unaligned.vector,

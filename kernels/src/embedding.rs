@@ -5,7 +5,7 @@
 //! the same bits in every run, which atomic additions would not guarantee.
 
 use crate::blocks::tile_start;
-use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
+use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut};
 use tilewright_runtime::prelude::*;
 
 /// Sentinel for "no such token": greater than every token index.
@@ -20,53 +20,43 @@ fn next_match(at: Tile<i32>, same: Tile<bool>, after: Scalar<i32>) -> Scalar<i32
 /// The gradient of token t in the given columns; zero where t is [`NO_TOKEN`].
 #[device_fn]
 fn load_grad_row<T: Float>(
-    grad_y: Ptr<T>,
-    (t, tokens): (Scalar<i32>, Scalar<i32>),
-    strides: (Scalar<i64>, Scalar<i64>),
+    grad_y: TensorPtr<T>,
+    t: Scalar<i32>,
     (columns, inside): (Tile<i32>, Tile<bool>),
 ) -> Tile<f32> {
-    let exists = (t >= 0) && (t < tokens);
-    let at = grad_y + (t.to::<i64>() * strides.0 + columns.to::<i64>() * strides.1);
+    let exists = (t >= 0) && (t < grad_y.dim(0));
+    let at = grad_y.ptr() + (t.to::<i64>() * grad_y.stride(0) + columns.to::<i64>() * grad_y.stride(1));
     load(at, mask = inside && exists, other = 0.0).to::<f32>()
 }
 
 /// grad_w[ids[t], :] += grad_y[t, :] for every token t; ids outside of 0..vocabulary are skipped.
 ///
 /// One program per token and `d_tile` columns; a program returns early if an earlier token has the same id.
-#[kernel]
+#[kernel(grid = tokens * cdiv(d, d_tile))]
 pub fn embedding_bwd<T: Float, I: Int>(
-    ids: In<I>,
-    grad_y: In<T>,
-    grad_w: InOut<f32>,
-    ids_stride: i64,
-    grad_y_stride_row: i64,
-    grad_y_stride_d: i64,
-    grad_w_stride_row: i64,
-    grad_w_stride_d: i64,
-    tokens: i32,
-    vocabulary: i32,
-    d: i32,
+    ids: Tensor<I, (tokens,)>,
+    grad_y: Tensor<T, (tokens, d)>,
+    grad_w: TensorInOut<f32, (vocabulary, d)>,
     #[constexpr] ids_tile: usize,
     #[constexpr] d_tile: usize,
 ) {
     let (token, col) = tile_start(d, (1, d_tile));
-    let own = load(ids + token.to::<i64>() * ids_stride);
+    let own = load(ids.ptr() + token.to::<i64>() * ids.stride(0));
     let id = own.to::<i64>();
     let mut before = scalar::<i32>(0);
     for start in range(0, token, ids_tile) {
         let at = start + arange(0, ids_tile);
-        let found = load(ids + at.to::<i64>() * ids_stride, mask = at < token);
+        let found = load(ids.ptr() + at.to::<i64>() * ids.stride(0), mask = at < token);
         before += sum(where_((found == own) && (at < token), 1, 0));
     }
     if (before == 0) && (id >= 0) && (id < vocabulary.to::<i64>()) {
         let columns = col + arange(0, d_tile);
         let inside = columns < d;
-        let strides = (grad_y_stride_row, grad_y_stride_d);
-        let target = grad_w + (id * grad_w_stride_row + columns.to::<i64>() * grad_w_stride_d);
+        let target = grad_w.ptr() + (id * grad_w.stride(0) + columns.to::<i64>() * grad_w.stride(1));
         let mut total = load(target, mask = inside, other = 0.0);
         for start in range(token, tokens, ids_tile) {
             let at = start + arange(0, ids_tile);
-            let same = (load(ids + at.to::<i64>() * ids_stride, mask = at < tokens) == own) && (at < tokens);
+            let same = (load(ids.ptr() + at.to::<i64>() * ids.stride(0), mask = at < tokens) == own) && (at < tokens);
             let count = sum(where_(same, 1, 0));
             let mut last = scalar::<i32>(-1);
             // Four rows are in flight.
@@ -76,10 +66,10 @@ pub fn embedding_bwd<T: Float, I: Int>(
                 let third = next_match(at, same, second);
                 last = next_match(at, same, third);
                 let rows = (
-                    load_grad_row(grad_y, (first, tokens), strides, (columns, inside)),
-                    load_grad_row(grad_y, (second, tokens), strides, (columns, inside)),
-                    load_grad_row(grad_y, (third, tokens), strides, (columns, inside)),
-                    load_grad_row(grad_y, (last, tokens), strides, (columns, inside)),
+                    load_grad_row(grad_y, first, (columns, inside)),
+                    load_grad_row(grad_y, second, (columns, inside)),
+                    load_grad_row(grad_y, third, (columns, inside)),
+                    load_grad_row(grad_y, last, (columns, inside)),
                 );
                 total = total + rows.0 + rows.1 + rows.2 + rows.3;
             }
@@ -104,28 +94,11 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     grad_y: Tensor<'_, T, 2>,
     mut grad_w: TensorMut<'_, f32, 2>,
 ) -> Result<()> {
-    const NAME: &str = "embedding_bwd";
     let [tokens, d] = grad_y.shape();
-    let vocabulary = grad_w.shape()[0];
-    expect_shape(NAME, "ids", ids.shape(), [tokens])?;
-    expect_shape(NAME, "grad_w", grad_w.shape(), [vocabulary, d])?;
     let d_tile = d.max(1).next_power_of_two().clamp(16, MAX_D_TILE);
-    EmbeddingBwd {
-        ids_stride: ids.strides()[0],
-        grad_y_stride_row: grad_y.strides()[0],
-        grad_y_stride_d: grad_y.strides()[1],
-        grad_w_stride_row: grad_w.strides()[0],
-        grad_w_stride_d: grad_w.strides()[1],
-        tokens: extent(NAME, "grad_y", tokens)?,
-        vocabulary: extent(NAME, "grad_w", vocabulary)?,
-        d: extent(NAME, "grad_y", d)?,
-        ids: &ids,
-        grad_y: &grad_y,
-        grad_w: &mut grad_w,
-        ids_tile: tokens.max(1).next_power_of_two().clamp(32, IDS_TILE),
-        d_tile,
-    }
-    .launch_with(device, &LaunchConfig::new(tokens * d.div_ceil(d_tile)).num_warps(1))
+    let ids_tile = tokens.max(1).next_power_of_two().clamp(32, IDS_TILE);
+    EmbeddingBwd { ids: &ids, grad_y: &grad_y, grad_w: &mut grad_w, ids_tile, d_tile }
+        .launch_with(device, &LaunchConfig::new(tokens * d.div_ceil(d_tile)).num_warps(1))
 }
 
 /// The reference in f64, on dense row-major slices with rows of `d` elements.

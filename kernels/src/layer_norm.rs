@@ -11,7 +11,6 @@
 //! of one tile are merged with those of the tiles before it (Chan, Golub and LeVeque, "Updating formulae and a pairwise
 //! algorithm for computing sample variances", 1979), which avoids the cancellation of E[x²] − μ².
 
-use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
 use crate::row_loop::{RowLoop, default_row_loop};
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
@@ -19,7 +18,7 @@ use tilewright_runtime::prelude::*;
 
 /// y = (x − mean) · rstd · w + b, mean, and rstd = 1/√(variance + eps), computed in f32.
 ///
-/// One program per tile of rows. `whole_rows` promises that `d_tile` ≥ d.
+/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d.
 #[autotune(
     configs = [
         Config(rows_tile = 1, num_warps = [2, 4, 8, 16]),
@@ -30,37 +29,28 @@ use tilewright_runtime::prelude::*;
     default = default_row_tiles,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile))]
 pub fn layer_norm_fwd<T: Float>(
-    x: In<T>,
-    w: In<T>,
-    b: In<T>,
-    y: Out<T>,
-    mean: Out<f32>,
-    rstd: Out<f32>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    w_stride: i64,
-    b_stride: i64,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    mean_stride: i64,
-    rstd_stride: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    w: Tensor<T, (d,)>,
+    b: Tensor<T, (d,)>,
+    y: TensorMut<T, (rows, d)>,
+    mean: TensorMut<f32, (rows,)>,
+    rstd: TensorMut<f32, (rows,)>,
     eps: f32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
-    #[constexpr] whole_rows: bool,
+    #[constexpr = true]
+    #[heuristic(d <= d_tile)]
+    whole_rows: bool,
 ) {
     let first_row = program_id(0) * rows_tile;
-    let tile = (rows_tile, d_tile);
-    let first_block = row_block(x, (rows, d), (x_stride_row, x_stride_d), first_row, tile);
-    let mut y_block = row_block(y, (rows, d), (y_stride_row, y_stride_d), first_row, tile);
-    let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
-    let mut b_block = vector_block(b, d, b_stride, scalar::<i32>(0), d_tile);
-    let mean_block = vector_block(mean, rows, mean_stride, first_row, rows_tile);
-    let rstd_block = vector_block(rstd, rows, rstd_stride, first_row, rows_tile);
+    let first_block = x.block([first_row, 0], [rows_tile, d_tile]);
+    let mut y_block = y.block([first_row, 0], [rows_tile, d_tile]);
+    let mut w_block = w.block([0], [d_tile]);
+    let mut b_block = b.block([0], [d_tile]);
+    let mean_block = mean.block([first_row], [rows_tile]);
+    let rstd_block = rstd.block([first_row], [rows_tile]);
     if whole_rows {
         assume(d <= d_tile);
         let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
@@ -112,7 +102,7 @@ pub fn layer_norm_fwd<T: Float>(
 /// grad_x, and over the rows r of program p, partial_grad_w[p, j] = Σ grad_y[r, j] · x̂[r, j] and partial_grad_b[p, j]
 /// = Σ grad_y[r, j].
 ///
-/// The partial sums are dense, with one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its
+/// The partial sums have one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its
 /// `rows_per_program` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per
 /// tile of rows.
 #[autotune(
@@ -121,42 +111,28 @@ pub fn layer_norm_fwd<T: Float>(
     default = default_row_loop,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = programs)]
 #[alias(rows_each = rows_per_program)]
 pub fn layer_norm_bwd<T: Float>(
-    x: In<T>,
-    w: In<T>,
-    mean: In<f32>,
-    rstd: In<f32>,
-    grad_y: In<T>,
-    grad_x: Out<T>,
-    partial_grad_w: Out<f32>,
-    partial_grad_b: Out<f32>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    w_stride: i64,
-    mean_stride: i64,
-    rstd_stride: i64,
-    grad_y_stride_row: i64,
-    grad_y_stride_d: i64,
-    grad_x_stride_row: i64,
-    grad_x_stride_d: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    w: Tensor<T, (d,)>,
+    mean: Tensor<f32, (rows,)>,
+    rstd: Tensor<f32, (rows,)>,
+    grad_y: Tensor<T, (rows, d)>,
+    grad_x: TensorMut<T, (rows, d)>,
+    partial_grad_w: TensorMut<f32, (programs, d)>,
+    partial_grad_b: TensorMut<f32, (programs, d)>,
     rows_per_program: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
-    #[constexpr] whole_rows: bool,
+    #[constexpr = true]
+    #[heuristic(d <= d_tile)]
+    whole_rows: bool,
     #[constexpr = 1] stages: usize,
 ) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let x_strides = (x_stride_row, x_stride_d);
-    let grad_y_strides = (grad_y_stride_row, grad_y_stride_d);
-    let grad_x_strides = (grad_x_stride_row, grad_x_stride_d);
-    let partial = ((num_programs(0), d), (d.to::<i64>(), scalar::<i64>(1)));
-    let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
-    let mut partial_w_block = row_block(partial_grad_w, partial.0, partial.1, program_id(0), (1, d_tile));
-    let mut partial_b_block = row_block(partial_grad_b, partial.0, partial.1, program_id(0), (1, d_tile));
+    let mut w_block = w.block([0], [d_tile]);
+    let mut partial_w_block = partial_grad_w.block([program_id(0), 0], [1, d_tile]);
+    let mut partial_b_block = partial_grad_b.block([program_id(0), 0], [1, d_tile]);
     // g is zero out of bounds, and so is every term below.
     if whole_rows {
         assume((d <= d_tile) && (rows_per_program > 0) && (rows_per_program % rows_tile == 0));
@@ -167,10 +143,10 @@ pub fn layer_norm_bwd<T: Float>(
         let first = program_id(0) * rows_per_program;
         for offset in range(0, minimum(rows_per_program, rows - first), rows_tile, num_stages = stages) {
             let row = first + offset;
-            let x_block = row_block(x, shape, x_strides, row, tile);
-            let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
-            let mean_block = vector_block(mean, rows, mean_stride, row, rows_tile);
-            let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+            let x_block = x.block([row, 0], [rows_tile, d_tile]);
+            let g_block = grad_y.block([row, 0], [rows_tile, d_tile]);
+            let mean_block = mean.block([row], [rows_tile]);
+            let rstd_block = rstd.block([row], [rows_tile]);
             let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
             // Multiplying g by s first takes fewer operations per element: for c = x − μ and v = s·g·w, ∂L/∂x = v −
@@ -183,20 +159,20 @@ pub fn layer_norm_bwd<T: Float>(
             let v = scaled * wt;
             let c2 = sum(v, axis = 1, keep_dims = true) * inv_d;
             let c1 = sum(v * centered, axis = 1, keep_dims = true) * (s * s * inv_d);
-            let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
+            let grad_x_block = grad_x.block([row, 0], [rows_tile, d_tile]);
             store(grad_x_block, (v - c2 - centered * c1).to::<T>(), boundary_check = [0, 1]);
         }
         store(partial_w_block, sum(total_w, axis = 0, keep_dims = true), boundary_check = [1]);
         store(partial_b_block, sum(total_b, axis = 0, keep_dims = true), boundary_check = [1]);
     } else {
         let row = program_id(0) * rows_tile;
-        let mean_block = vector_block(mean, rows, mean_stride, row, rows_tile);
-        let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+        let mean_block = mean.block([row], [rows_tile]);
+        let rstd_block = rstd.block([row], [rows_tile]);
         let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
         let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-        let mut x_block = row_block(x, shape, x_strides, row, tile);
-        let mut g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
-        let mut grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
+        let mut x_block = x.block([row, 0], [rows_tile, d_tile]);
+        let mut g_block = grad_y.block([row, 0], [rows_tile, d_tile]);
+        let mut grad_x_block = grad_x.block([row, 0], [rows_tile, d_tile]);
         let (first_x, first_w, first_g) = (x_block, w_block, g_block);
         let mut total = zeros::<f32>([rows_tile, 1]);
         let mut dots = zeros::<f32>([rows_tile, 1]);
@@ -256,26 +232,9 @@ pub fn forward<T: FloatElement>(
     mut rstd: TensorMut<'_, f32, 1>,
     eps: f32,
 ) -> Result<()> {
-    const NAME: &str = "layer_norm_fwd";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "w", w.shape(), [d])?;
-    expect_shape(NAME, "b", b.shape(), [d])?;
-    expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    expect_shape(NAME, "mean", mean.shape(), [rows])?;
-    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
     let tiles = tiles(rows, d);
-    let whole_rows = tiles.d_tile >= d;
     let mut kernel = LayerNormFwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        w_stride: w.strides()[0],
-        b_stride: b.strides()[0],
-        y_stride_row: y.strides()[0],
-        y_stride_d: y.strides()[1],
-        mean_stride: mean.strides()[0],
-        rstd_stride: rstd.strides()[0],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
         x: &x,
         w: &w,
         b: &b,
@@ -285,13 +244,8 @@ pub fn forward<T: FloatElement>(
         eps,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
-        whole_rows,
     };
-    if whole_rows {
-        kernel.launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
-    } else {
-        kernel.launch_with(device, &tiles.config(rows))
-    }
+    if tiles.d_tile >= d { kernel.launch_tuned(device) } else { kernel.launch_with(device, &tiles.config(rows)) }
 }
 
 /// grad_x [rows, d], grad_w [d] and grad_b [d], given the gradient grad_y [rows, d] of the result and the mean [rows]
@@ -312,11 +266,6 @@ pub fn backward<'g, T: FloatElement, G: FloatElement>(
 ) -> Result<()> {
     const NAME: &str = "layer_norm_bwd";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "w", w.shape(), [d])?;
-    expect_shape(NAME, "mean", mean.shape(), [rows])?;
-    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
-    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
-    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     let (grad_w, grad_b) = (grad_w.into(), grad_b.into());
     for (name, grad) in [("grad_w", &grad_w), ("grad_b", &grad_b)] {
         if let Some(grad) = grad {
@@ -330,39 +279,27 @@ pub fn backward<'g, T: FloatElement, G: FloatElement>(
     let mut partial_w = Buffer::<f32>::uninit(device, programs * d)?;
     let mut partial_b = Buffer::<f32>::uninit(device, programs * d)?;
     let mut kernel = LayerNormBwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        w_stride: w.strides()[0],
-        mean_stride: mean.strides()[0],
-        rstd_stride: rstd.strides()[0],
-        grad_y_stride_row: grad_y.strides()[0],
-        grad_y_stride_d: grad_y.strides()[1],
-        grad_x_stride_row: grad_x.strides()[0],
-        grad_x_stride_d: grad_x.strides()[1],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
-        rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
         x: &x,
         w: &w,
         mean: &mean,
         rstd: &rstd,
         grad_y: &grad_y,
         grad_x: &mut grad_x,
-        partial_grad_w: &mut partial_w,
-        partial_grad_b: &mut partial_b,
+        partial_grad_w: &mut partial_w.tensor_mut([programs, d])?,
+        partial_grad_b: &mut partial_b.tensor_mut([programs, d])?,
+        rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
         stages: 1,
-        whole_rows,
     };
     if whole_rows {
-        kernel.launch_tuned(device, |_| programs)?;
+        kernel.launch_tuned(device)?;
     } else {
         kernel.launch_with(device, &tiles.config(rows))?;
     }
     for (partial, grad) in [(&partial_w, grad_w), (&partial_b, grad_b)] {
         if let Some(grad) = grad {
-            column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad)?;
+            column_sum::forward(device, partial.tensor([programs, d])?, grad)?;
         }
     }
     Ok(())

@@ -6,7 +6,7 @@
 //! tutorial, here [`swizzle2d`]).
 
 use crate::activation::{Activation, activate};
-use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
+use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -79,20 +79,14 @@ constexpr_enum! {
     key = [a_col_major, b_col_major, precision, m, n, k],
     default = default_config,
 )]
-#[kernel]
+#[kernel(grid = cdiv(m, m_tile) * cdiv(n, n_tile))]
 #[alias(a_columns = a_col_major, b_columns = b_col_major)]
 pub fn matmul<T: Float>(
-    a: In<T>,
-    b: In<T>,
+    a: Tensor<T, (m, k)>,
+    b: Tensor<T, (k, n)>,
     bias: In<T>,
     other: In<T>,
-    c: InOut<T>,
-    a_stride_m: i64,
-    a_stride_k: i64,
-    b_stride_k: i64,
-    b_stride_n: i64,
-    c_stride_m: i64,
-    c_stride_n: i64,
+    c: TensorInOut<T, (m, n)>,
     bias_stride: i64,
     other_stride_m: i64,
     other_stride_n: i64,
@@ -114,29 +108,22 @@ pub fn matmul<T: Float>(
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
     let (i, j) = swizzle2d(program / n_tiles, program % n_tiles, m_tiles, n_tiles, group);
     let mut a_block = make_block_ptr(
-        a,
+        a.ptr(),
         shape = [m, k],
-        strides = [a_stride_m, a_stride_k],
+        strides = [a.stride(0), a.stride(1)],
         offsets = [i * m_tile, 0],
         block_shape = [m_tile, k_tile],
         order = order(a_col_major),
     );
     let mut b_block = make_block_ptr(
-        b,
+        b.ptr(),
         shape = [k, n],
-        strides = [b_stride_k, b_stride_n],
+        strides = [b.stride(0), b.stride(1)],
         offsets = [0, j * n_tile],
         block_shape = [k_tile, n_tile],
         order = order(b_col_major),
     );
-    let c_block = make_block_ptr(
-        c,
-        shape = [m, n],
-        strides = [c_stride_m, c_stride_n],
-        offsets = [i * m_tile, j * n_tile],
-        block_shape = [m_tile, n_tile],
-        order = [1, 0],
-    );
+    let c_block = c.block([i * m_tile, j * n_tile], [m_tile, n_tile]);
     let mut acc = zeros::<f32>([m_tile, n_tile]);
     for _ in range(0, cdiv(k, k_tile)) {
         let at = load(a_block, boundary_check = [0, 1], padding = zero);
@@ -268,10 +255,6 @@ fn launch_matmul<'a, T: FloatElement>(
     mut c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
-    const NAME: &str = "matmul";
-    let ([m, k], [_, n]) = (a.shape(), b.shape());
-    expect_shape(NAME, "b", b.shape(), [k, n])?;
-    expect_shape(NAME, "c", c.shape(), [m, n])?;
     let is_col_major = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     if is_col_major(c.strides()) {
         // cᵀ = bᵀ·aᵀ is row-major.
@@ -301,18 +284,6 @@ fn launch_matmul<'a, T: FloatElement>(
         AddendTensor::Other(other) => (Addend::Other, other.view(), other.strides()),
     };
     Matmul {
-        a_stride_m: a.strides()[0],
-        a_stride_k: a.strides()[1],
-        b_stride_k: b.strides()[0],
-        b_stride_n: b.strides()[1],
-        c_stride_m: c.strides()[0],
-        c_stride_n: c.strides()[1],
-        bias_stride,
-        other_stride_m,
-        other_stride_n,
-        m: extent(NAME, "a", m)?,
-        n: extent(NAME, "b", n)?,
-        k: extent(NAME, "a", k)?,
         a_col_major: is_col_major(a.strides()),
         b_col_major: is_col_major(b.strides()),
         a: &a,
@@ -320,6 +291,9 @@ fn launch_matmul<'a, T: FloatElement>(
         bias: &bias,
         other: &other,
         c: &mut c,
+        bias_stride,
+        other_stride_m,
+        other_stride_n,
         m_tile: tuned(),
         n_tile: tuned(),
         k_tile: tuned(),
@@ -329,7 +303,7 @@ fn launch_matmul<'a, T: FloatElement>(
         activation: options.activation,
         precision: options.precision,
     }
-    .launch_tuned(device, |args| m.div_ceil(args.m_tile) * n.div_ceil(args.n_tile))
+    .launch_tuned(device)
 }
 
 /// The configuration where no tuning entry applies: large tiles read the operands less often; small matrices get tiles

@@ -9,7 +9,6 @@
 //!
 //! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice.
 
-use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
 use crate::row_loop::{RowLoop, default_row_loop};
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
@@ -19,7 +18,7 @@ use tilewright_runtime::prelude::*;
 
 /// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), computed in f32.
 ///
-/// One program per tile of rows. `whole_rows` promises that `d_tile` ≥ d. With `reread`, whole rows are loaded a second
+/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d. With `reread`, whole rows are loaded a second
 /// time for the multiplication instead of kept in registers. The second load hits the L1 cache, as programs are small.
 #[autotune(
     configs = [
@@ -32,53 +31,25 @@ use tilewright_runtime::prelude::*;
     default = default_forward,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = cdiv(rows, rows_tile))]
 pub fn rms_norm_fwd<T: Float>(
-    x: In<T>,
-    w: In<T>,
-    y: Out<T>,
-    rstd: Out<f32>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    w_stride: i64,
-    y_stride_row: i64,
-    y_stride_d: i64,
-    rstd_stride: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    w: Tensor<T, (d,)>,
+    y: TensorMut<T, (rows, d)>,
+    rstd: TensorMut<f32, (rows,)>,
     eps: f32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
-    #[constexpr] whole_rows: bool,
+    #[constexpr = true]
+    #[heuristic(d <= d_tile)]
+    whole_rows: bool,
     #[constexpr = false] reread: bool,
 ) {
     let first_row = program_id(0) * rows_tile;
-    let first_block = make_block_ptr(
-        x,
-        shape = [rows, d],
-        strides = [x_stride_row, x_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let mut w_block =
-        make_block_ptr(w, shape = [d], strides = [w_stride], offsets = [0], block_shape = [d_tile], order = [0]);
-    let mut y_block = make_block_ptr(
-        y,
-        shape = [rows, d],
-        strides = [y_stride_row, y_stride_d],
-        offsets = [first_row, 0],
-        block_shape = [rows_tile, d_tile],
-        order = [1, 0],
-    );
-    let rstd_block = make_block_ptr(
-        rstd,
-        shape = [rows],
-        strides = [rstd_stride],
-        offsets = [first_row],
-        block_shape = [rows_tile],
-        order = [0],
-    );
+    let first_block = x.block([first_row, 0], [rows_tile, d_tile]);
+    let mut w_block = w.block([0], [d_tile]);
+    let mut y_block = y.block([first_row, 0], [rows_tile, d_tile]);
+    let rstd_block = rstd.block([first_row], [rows_tile]);
     if whole_rows {
         assume(d <= d_tile);
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>();
@@ -149,41 +120,25 @@ fn default_forward(problem: &Problem) -> Config {
     default = default_row_loop,
     tables = crate::tuned::TABLES,
 )]
-#[kernel]
+#[kernel(grid = programs)]
 #[alias(rows_each = rows_per_program)]
 pub fn rms_norm_bwd<T: Float>(
-    x: In<T>,
-    w: In<T>,
-    rstd: In<f32>,
-    grad_y: In<T>,
-    grad_x: Out<T>,
-    partial_grad_w: Out<f32>,
-    x_stride_row: i64,
-    x_stride_d: i64,
-    w_stride: i64,
-    rstd_stride: i64,
-    grad_y_stride_row: i64,
-    grad_y_stride_d: i64,
-    grad_x_stride_row: i64,
-    grad_x_stride_d: i64,
-    partial_stride_program: i64,
-    partial_stride_d: i64,
-    rows: i32,
-    d: i32,
+    x: Tensor<T, (rows, d)>,
+    w: Tensor<T, (d,)>,
+    rstd: Tensor<f32, (rows,)>,
+    grad_y: Tensor<T, (rows, d)>,
+    grad_x: TensorMut<T, (rows, d)>,
+    partial_grad_w: TensorMut<f32, (programs, d)>,
     rows_per_program: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
-    #[constexpr] whole_rows: bool,
+    #[constexpr = true]
+    #[heuristic(d <= d_tile)]
+    whole_rows: bool,
     #[constexpr = 1] stages: usize,
 ) {
-    let (shape, tile) = ((rows, d), (rows_tile, d_tile));
-    let x_strides = (x_stride_row, x_stride_d);
-    let grad_y_strides = (grad_y_stride_row, grad_y_stride_d);
-    let grad_x_strides = (grad_x_stride_row, grad_x_stride_d);
-    let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
-    let partial_strides = (partial_stride_program, partial_stride_d);
-    let mut partial_block =
-        row_block(partial_grad_w, (num_programs(0), d), partial_strides, program_id(0), (1, d_tile));
+    let mut w_block = w.block([0], [d_tile]);
+    let mut partial_block = partial_grad_w.block([program_id(0), 0], [1, d_tile]);
     if whole_rows {
         assume((d <= d_tile) && (rows_per_program > 0) && (rows_per_program % rows_tile == 0));
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
@@ -192,9 +147,9 @@ pub fn rms_norm_bwd<T: Float>(
         let first = program_id(0) * rows_per_program;
         for offset in range(0, minimum(rows_per_program, rows - first), rows_tile, num_stages = stages) {
             let row = first + offset;
-            let x_block = row_block(x, shape, x_strides, row, tile);
-            let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
-            let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+            let x_block = x.block([row, 0], [rows_tile, d_tile]);
+            let g_block = grad_y.block([row, 0], [rows_tile, d_tile]);
+            let rstd_block = rstd.block([row], [rows_tile]);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
             // Multiplying g by s first takes five operations per element: for v = s·g·w, ∂L/∂x = v − x · s² ·
             // mean(v·x).
@@ -203,17 +158,17 @@ pub fn rms_norm_bwd<T: Float>(
             total += g * xt;
             let v = g * wt;
             let c1 = sum(v * xt, axis = 1, keep_dims = true) * (s * s * inv_d);
-            let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
+            let grad_x_block = grad_x.block([row, 0], [rows_tile, d_tile]);
             store(grad_x_block, (v - xt * c1).to::<T>(), boundary_check = [0, 1]);
         }
         store(partial_block, sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
     } else {
         let row = program_id(0) * rows_tile;
-        let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
+        let rstd_block = rstd.block([row], [rows_tile]);
         let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-        let mut x_block = row_block(x, shape, x_strides, row, tile);
-        let mut g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
-        let mut grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
+        let mut x_block = x.block([row, 0], [rows_tile, d_tile]);
+        let mut g_block = grad_y.block([row, 0], [rows_tile, d_tile]);
+        let mut grad_x_block = grad_x.block([row, 0], [rows_tile, d_tile]);
         let (first_x, first_w, first_g) = (x_block, w_block, g_block);
         let mut dots = zeros::<f32>([rows_tile, 1]);
         for _ in range(0, d, d_tile) {
@@ -267,37 +222,11 @@ pub fn forward<T: FloatElement>(
     mut rstd: TensorMut<'_, f32, 1>,
     eps: f32,
 ) -> Result<()> {
-    const NAME: &str = "rms_norm_fwd";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "w", w.shape(), [d])?;
-    expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
     let tiles = tiles(rows, d);
-    let whole_rows = tiles.d_tile >= d;
-    let mut kernel = RmsNormFwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        w_stride: w.strides()[0],
-        y_stride_row: y.strides()[0],
-        y_stride_d: y.strides()[1],
-        rstd_stride: rstd.strides()[0],
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
-        x: &x,
-        w: &w,
-        y: &mut y,
-        rstd: &mut rstd,
-        eps,
-        rows_tile: tiles.rows_tile,
-        d_tile: tiles.d_tile,
-        whole_rows,
-        reread: false,
-    };
-    if whole_rows {
-        kernel.launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
-    } else {
-        kernel.launch_with(device, &tiles.config(rows))
-    }
+    let (rows_tile, d_tile) = (tiles.rows_tile, tiles.d_tile);
+    let mut kernel = RmsNormFwd { x: &x, w: &w, y: &mut y, rstd: &mut rstd, eps, rows_tile, d_tile, reread: false };
+    if d_tile >= d { kernel.launch_tuned(device) } else { kernel.launch_with(device, &tiles.config(rows)) }
 }
 
 /// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows, d] of the result and the rstd [rows] of
@@ -316,10 +245,6 @@ pub fn backward<'g, T: FloatElement, G: FloatElement>(
 ) -> Result<()> {
     const NAME: &str = "rms_norm_bwd";
     let [rows, d] = x.shape();
-    expect_shape(NAME, "w", w.shape(), [d])?;
-    expect_shape(NAME, "rstd", rstd.shape(), [rows])?;
-    expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
-    expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     let grad_w = grad_w.into();
     if let Some(grad_w) = &grad_w {
         expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
@@ -330,37 +255,24 @@ pub fn backward<'g, T: FloatElement, G: FloatElement>(
     let programs = if whole_rows { row_loop.programs } else { tiles.programs(rows) };
     let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
     let mut kernel = RmsNormBwd {
-        x_stride_row: x.strides()[0],
-        x_stride_d: x.strides()[1],
-        w_stride: w.strides()[0],
-        rstd_stride: rstd.strides()[0],
-        grad_y_stride_row: grad_y.strides()[0],
-        grad_y_stride_d: grad_y.strides()[1],
-        grad_x_stride_row: grad_x.strides()[0],
-        grad_x_stride_d: grad_x.strides()[1],
-        partial_stride_program: d as i64,
-        partial_stride_d: 1,
-        rows: extent(NAME, "x", rows)?,
-        d: extent(NAME, "x", d)?,
-        rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
         x: &x,
         w: &w,
         rstd: &rstd,
         grad_y: &grad_y,
         grad_x: &mut grad_x,
-        partial_grad_w: &mut partial,
+        partial_grad_w: &mut partial.tensor_mut([programs, d])?,
+        rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
         stages: 1,
-        whole_rows,
     };
     if whole_rows {
-        kernel.launch_tuned(device, |_| programs)?;
+        kernel.launch_tuned(device)?;
     } else {
         kernel.launch_with(device, &tiles.config(rows))?;
     }
     match grad_w {
-        Some(grad_w) => column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w),
+        Some(grad_w) => column_sum::forward(device, partial.tensor([programs, d])?, grad_w),
         None => Ok(()),
     }
 }

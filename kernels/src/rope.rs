@@ -10,7 +10,7 @@
 //! has an absolute error of up to p · 2⁻²⁴. Full turns are subtracted before sine and cosine, which are then computed
 //! in f32 of small arguments.
 
-use crate::blocks::{row_block, vector_block};
+use crate::blocks::row_block;
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
@@ -48,26 +48,22 @@ impl From<Direction> for Rotation {
     }
 }
 
-/// Rotates the pairs of the tokens of program axis 0 in the heads of program axis 1. `sizes`, the strides and `tile`
-/// are (tokens, heads, d).
+/// Rotates the pairs of the tokens of program axis 0 in the heads of program axis 1. x and y are [tokens, heads, d],
+/// `frequencies` [d/2]; `tile` is (tokens, heads, d).
 #[device_fn]
 fn rotate<T: Float>(
-    x: Ptr<T>,
-    x_strides: (Scalar<i64>, Scalar<i64>, Scalar<i64>),
-    y: Ptr<T>,
-    y_strides: (Scalar<i64>, Scalar<i64>, Scalar<i64>),
-    frequencies: (Ptr<f64>, Scalar<i64>),
+    x: TensorPtr<T>,
+    frequencies: TensorPtr<f64>,
+    y: TensorPtr<T>,
     position: Tile<f64>,
-    sizes: (Scalar<i32>, Scalar<i32>, Scalar<i32>),
     tile: (usize, usize, usize),
     (direction, pairs): (Direction, Pairs),
 ) {
-    let (tokens, heads, d) = sizes;
+    let (tokens, heads, d) = (x.dim(0), x.dim(1), x.dim(2));
     let (tokens_tile, heads_tile, d_tile) = tile;
     assume(d <= d_tile);
     let first_token = program_id(0) * tokens_tile;
-    let theta_block = vector_block(frequencies.0, d / 2, frequencies.1, scalar::<i32>(0), d_tile / 2);
-    let theta = load(theta_block, boundary_check = [0], padding = zero);
+    let theta = load(frequencies.block([0], [d_tile / 2]), boundary_check = [0], padding = zero);
     let turns = position.expand_dims(1) * (theta * (0.5 / std::f64::consts::PI)).expand_dims(0);
     let fraction = (turns - floor(turns + 0.5)).to::<f32>();
     // At most half a turn. The clamp gives the compiler a bound, which removes the range reduction of sine and cosine.
@@ -79,12 +75,10 @@ fn rotate<T: Float>(
     };
     let first_head = program_id(1) * heads_tile;
     for head in range(first_head, minimum(first_head + heads_tile, heads)) {
-        let source = x + head * x_strides.1;
-        let target = y + head * y_strides.1;
+        let (source, target) = (x.permute([1, 0, 2]).index([head]), y.permute([1, 0, 2]).index([head]));
         if pairs == Pairs::Adjacent {
-            let block = (tokens_tile, d_tile);
-            let x_block = row_block(source, (tokens, d), (x_strides.0, x_strides.2), first_token, block);
-            let y_block = row_block(target, (tokens, d), (y_strides.0, y_strides.2), first_token, block);
+            let x_block = source.block([first_token, 0], [tokens_tile, d_tile]);
+            let y_block = target.block([first_token, 0], [tokens_tile, d_tile]);
             let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let (even, odd) = split(xt.reshape([tokens_tile, d_tile / 2, 2]));
             let rotated = interleave(even * c - odd * s, even * s + odd * c);
@@ -92,12 +86,11 @@ fn rotate<T: Float>(
         } else {
             let (shape, block) = ((tokens, d / 2), (tokens_tile, d_tile / 2));
             let half = (d / 2).to::<i64>();
-            let x_first = row_block(source, shape, (x_strides.0, x_strides.2), first_token, block);
-            let x_second =
-                row_block(source + half * x_strides.2, shape, (x_strides.0, x_strides.2), first_token, block);
-            let y_first = row_block(target, shape, (y_strides.0, y_strides.2), first_token, block);
-            let y_second =
-                row_block(target + half * y_strides.2, shape, (y_strides.0, y_strides.2), first_token, block);
+            let (x_strides, y_strides) = ((x.stride(0), x.stride(2)), (y.stride(0), y.stride(2)));
+            let x_first = row_block(source.ptr(), shape, x_strides, first_token, block);
+            let x_second = row_block(source.ptr() + half * x_strides.1, shape, x_strides, first_token, block);
+            let y_first = row_block(target.ptr(), shape, y_strides, first_token, block);
+            let y_second = row_block(target.ptr() + half * y_strides.1, shape, y_strides, first_token, block);
             let a = load(x_first, boundary_check = [0, 1], padding = zero).to::<f32>();
             let b = load(x_second, boundary_check = [0, 1], padding = zero).to::<f32>();
             store(y_first, (a * c - b * s).to::<T>(), boundary_check = [0, 1]);
@@ -109,23 +102,12 @@ fn rotate<T: Float>(
 /// Rotates the pairs of each token by the angle of position `positions[token]`.
 ///
 /// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). d is even and at most `d_tile`.
-#[kernel]
+#[kernel(grid = (cdiv(tokens, tokens_tile), cdiv(heads, heads_tile)))]
 pub fn rope_at<T: Float, I: Int>(
-    x: In<T>,
-    positions: In<I>,
-    frequencies: In<f64>,
-    y: Out<T>,
-    x_stride_token: i64,
-    x_stride_head: i64,
-    x_stride_d: i64,
-    positions_stride: i64,
-    frequencies_stride: i64,
-    y_stride_token: i64,
-    y_stride_head: i64,
-    y_stride_d: i64,
-    tokens: i32,
-    heads: i32,
-    d: i32,
+    x: Tensor<T, (tokens, heads, d)>,
+    positions: Tensor<I, (tokens,)>,
+    frequencies: Tensor<f64, (half_d,)>,
+    y: TensorMut<T, (tokens, heads, d)>,
     #[constexpr] tokens_tile: usize,
     #[constexpr] heads_tile: usize,
     #[constexpr] d_tile: usize,
@@ -133,32 +115,19 @@ pub fn rope_at<T: Float, I: Int>(
     #[constexpr = Adjacent] pairs: Pairs,
 ) {
     let first_token = program_id(0) * tokens_tile;
-    let block = vector_block(positions, tokens, positions_stride, first_token, tokens_tile);
+    let block = positions.block([first_token], [tokens_tile]);
     let position = load(block, boundary_check = [0], padding = zero).to::<f64>();
-    let x_strides = (x_stride_token, x_stride_head, x_stride_d);
-    let y_strides = (y_stride_token, y_stride_head, y_stride_d);
-    let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
-    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, (direction, pairs));
+    rotate(x, frequencies, y, position, (tokens_tile, heads_tile, d_tile), (direction, pairs));
 }
 
 /// Rotates the pairs of each token by the angle of position start + token mod length.
 ///
 /// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). d is even and at most `d_tile`.
-#[kernel]
+#[kernel(grid = (cdiv(tokens, tokens_tile), cdiv(heads, heads_tile)))]
 pub fn rope_from<T: Float>(
-    x: In<T>,
-    frequencies: In<f64>,
-    y: Out<T>,
-    x_stride_token: i64,
-    x_stride_head: i64,
-    x_stride_d: i64,
-    frequencies_stride: i64,
-    y_stride_token: i64,
-    y_stride_head: i64,
-    y_stride_d: i64,
-    tokens: i32,
-    heads: i32,
-    d: i32,
+    x: Tensor<T, (tokens, heads, d)>,
+    frequencies: Tensor<f64, (half_d,)>,
+    y: TensorMut<T, (tokens, heads, d)>,
     #[no_specialize] start: i32,
     length: i32,
     #[constexpr] tokens_tile: usize,
@@ -169,10 +138,7 @@ pub fn rope_from<T: Float>(
 ) {
     let token = program_id(0) * tokens_tile + arange(0, tokens_tile);
     let position = (token % length + start).to::<f64>();
-    let x_strides = (x_stride_token, x_stride_head, x_stride_d);
-    let y_strides = (y_stride_token, y_stride_head, y_stride_d);
-    let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
-    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, (direction, pairs));
+    rotate(x, frequencies, y, position, (tokens_tile, heads_tile, d_tile), (direction, pairs));
 }
 
 /// θᵢ = base^(−2i/d) for the d/2 pairs of a head.
@@ -226,23 +192,9 @@ pub fn rotate_at<T: FloatElement, I: IndexElement>(
 ) -> Result<()> {
     const NAME: &str = "rope_at";
     let Rotation { direction, pairs } = rotation.into();
-    let [tokens, heads, d] = x.shape();
     let RopeTiles { tokens_tile, heads_tile, d_tile, config } = tiles(NAME, x.shape())?;
-    expect_shape(NAME, "positions", positions.shape(), [tokens])?;
-    expect_shape(NAME, "frequencies", frequencies.shape(), [d / 2])?;
-    expect_shape(NAME, "y", y.shape(), x.shape())?;
+    expect_shape(NAME, "frequencies", frequencies.shape(), [x.shape()[2] / 2])?;
     RopeAt {
-        x_stride_token: x.strides()[0],
-        x_stride_head: x.strides()[1],
-        x_stride_d: x.strides()[2],
-        positions_stride: positions.strides()[0],
-        frequencies_stride: frequencies.strides()[0],
-        y_stride_token: y.strides()[0],
-        y_stride_head: y.strides()[1],
-        y_stride_d: y.strides()[2],
-        tokens: extent(NAME, "x", tokens)?,
-        heads: extent(NAME, "x", heads)?,
-        d: extent(NAME, "x", d)?,
         x: &x,
         positions: &positions,
         frequencies: &frequencies,
@@ -272,11 +224,9 @@ pub fn rotate_from<T: FloatElement>(
 ) -> Result<()> {
     const NAME: &str = "rope_from";
     let Rotation { direction, pairs } = rotation.into();
-    let [tokens, heads, d] = x.shape();
     let RopeTiles { tokens_tile, heads_tile, d_tile, config } = tiles(NAME, x.shape())?;
-    expect_shape(NAME, "frequencies", frequencies.shape(), [d / 2])?;
-    expect_shape(NAME, "y", y.shape(), x.shape())?;
-    if length == 0 && tokens > 0 {
+    expect_shape(NAME, "frequencies", frequencies.shape(), [x.shape()[2] / 2])?;
+    if length == 0 && x.shape()[0] > 0 {
         return Err(Error::Argument {
             kernel: NAME.into(),
             name: "length",
@@ -287,21 +237,11 @@ pub fn rotate_from<T: FloatElement>(
     // The last position is start + length − 1.
     extent(NAME, "start", start.saturating_add(length))?;
     RopeFrom {
-        x_stride_token: x.strides()[0],
-        x_stride_head: x.strides()[1],
-        x_stride_d: x.strides()[2],
-        frequencies_stride: frequencies.strides()[0],
-        y_stride_token: y.strides()[0],
-        y_stride_head: y.strides()[1],
-        y_stride_d: y.strides()[2],
-        tokens: extent(NAME, "x", tokens)?,
-        heads: extent(NAME, "x", heads)?,
-        d: extent(NAME, "x", d)?,
-        start: extent(NAME, "start", start)?,
-        length: extent(NAME, "length", length)?,
         x: &x,
         frequencies: &frequencies,
         y: &mut y,
+        start: extent(NAME, "start", start)?,
+        length: extent(NAME, "length", length)?,
         tokens_tile,
         heads_tile,
         d_tile,

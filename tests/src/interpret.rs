@@ -1,9 +1,11 @@
 //! Runs kernels in the interpreter, as recorded and after the GPU pipelines, and on the simulated GPU.
 
+use std::collections::BTreeMap;
+
 use crate::numerics::HostTensor;
 use tilewright_codegen::interp::{self, ArgValue, BufferId, Memory};
 use tilewright_codegen::ir::{DType, Func};
-use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, Specialization};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::lower;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::sim::{self, Global, Launch};
@@ -112,7 +114,40 @@ pub fn record(
     def.record(dtypes, consts, specialization).unwrap_or_else(|d| panic!("{d}"))
 }
 
-/// Runs the kernel in `form`, and writes its results to the tensors of `Arg::Out`.
+/// The arguments of the kernel: `given`, which has all but strides and extents of tensor parameters, and these.
+fn with_tensors<'a>(def: &KernelDef, given: &'a mut [Arg<'_>]) -> Vec<Arg<'a>> {
+    let is_stride = |name: &str| def.tensors.iter().any(|tensor| tensor.strides.contains(&name));
+    let passed = || def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    let names: Vec<&str> =
+        passed().map(|p| p.name).filter(|name| !is_stride(name) && !def.dims.contains(name)).collect();
+    assert_eq!(names.len(), given.len(), "{} takes {names:?}", def.name);
+    let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+    for tensor in def.tensors {
+        let place = names.iter().position(|name| *name == tensor.name);
+        let (shape, strides) = match place.map(|place| &given[place]) {
+            Some(Arg::In(tensor)) => (&tensor.shape, &tensor.strides),
+            Some(Arg::Out(tensor)) => (&tensor.shape, &tensor.strides),
+            _ => panic!("{}: `{}` is a tensor", def.name, tensor.name),
+        };
+        numbers.extend(tensor.strides.iter().copied().zip(strides.iter().copied()));
+        for (&dim, &extent) in tensor.dims.iter().zip(shape) {
+            let name = def.dims[dim];
+            assert_eq!(*numbers.entry(name).or_insert(extent), extent, "{}: `{name}` in `{}`", def.name, tensor.name);
+        }
+    }
+    let mut given = given.iter_mut();
+    let mut next = || match given.next() {
+        Some(Arg::In(tensor)) => Arg::In(tensor),
+        Some(Arg::Out(tensor)) => Arg::Out(tensor),
+        Some(Arg::Int(n)) => Arg::Int(*n),
+        Some(Arg::Float(x)) => Arg::Float(*x),
+        None => unreachable!("as many arguments as names"),
+    };
+    passed().map(|p| numbers.get(p.name).map_or_else(&mut next, |&n| n.into())).collect()
+}
+
+/// Runs the kernel in `form`, and writes its results to the tensors of `Arg::Out`. `args` has all arguments but strides
+/// and extents of tensor parameters.
 pub fn interpret(
     form: Form,
     def: &KernelDef,
@@ -121,6 +156,7 @@ pub fn interpret(
     grid: [u32; 3],
     args: &mut [Arg],
 ) {
+    let args = &mut with_tensors(def, args)[..];
     let spec = if form == Form::Recorded { Specialization::default() } else { specialization(args) };
     let func = record(def, dtypes, consts, &spec);
     let result = match form {

@@ -384,31 +384,18 @@ impl RowLoopInputs<'_> {
     }
 
     fn rms_norm(&self, shape: LaunchShape) -> Results {
-        let stride = self.d as i64;
+        let ((rows_per_program, programs), matrix) = (self.rows_and_programs(shape), [self.rows, self.d]);
         self.run(shape, |grad_x, partial_grad_w, config| {
             RmsNormBwd {
-                x: &self.x,
+                x: &self.x.tensor(matrix)?,
                 w: &self.w,
                 rstd: &self.rstd,
-                grad_y: &self.grad_y,
-                grad_x,
-                partial_grad_w,
-                x_stride_row: stride,
-                x_stride_d: 1,
-                w_stride: 1,
-                rstd_stride: 1,
-                grad_y_stride_row: stride,
-                grad_y_stride_d: 1,
-                grad_x_stride_row: stride,
-                grad_x_stride_d: 1,
-                partial_stride_program: stride,
-                partial_stride_d: 1,
-                rows: self.rows as i32,
-                d: self.d as i32,
-                rows_per_program: self.rows_and_programs(shape).0 as i32,
+                grad_y: &self.grad_y.tensor(matrix)?,
+                grad_x: &mut grad_x.tensor_mut(matrix)?,
+                partial_grad_w: &mut partial_grad_w.tensor_mut([programs, self.d])?,
+                rows_per_program: rows_per_program as i32,
                 rows_tile: shape.rows_tile,
                 d_tile: self.d.next_power_of_two(),
-                whole_rows: true,
                 stages: shape.stages,
             }
             .launch_with(self.device, config)
@@ -416,33 +403,21 @@ impl RowLoopInputs<'_> {
     }
 
     fn layer_norm(&self, shape: LaunchShape) -> Results {
-        let stride = self.d as i64;
+        let ((rows_per_program, programs), matrix) = (self.rows_and_programs(shape), [self.rows, self.d]);
         self.run(shape, |grad_x, partial_grad_w, config| {
             let mut partial_grad_b = Buffer::<f32>::zeros(self.device, partial_grad_w.len())?;
             LayerNormBwd {
-                x: &self.x,
+                x: &self.x.tensor(matrix)?,
                 w: &self.w,
                 mean: &self.mean,
                 rstd: &self.rstd,
-                grad_y: &self.grad_y,
-                grad_x,
-                partial_grad_w,
-                partial_grad_b: &mut partial_grad_b,
-                x_stride_row: stride,
-                x_stride_d: 1,
-                w_stride: 1,
-                mean_stride: 1,
-                rstd_stride: 1,
-                grad_y_stride_row: stride,
-                grad_y_stride_d: 1,
-                grad_x_stride_row: stride,
-                grad_x_stride_d: 1,
-                rows: self.rows as i32,
-                d: self.d as i32,
-                rows_per_program: self.rows_and_programs(shape).0 as i32,
+                grad_y: &self.grad_y.tensor(matrix)?,
+                grad_x: &mut grad_x.tensor_mut(matrix)?,
+                partial_grad_w: &mut partial_grad_w.tensor_mut([programs, self.d])?,
+                partial_grad_b: &mut partial_grad_b.tensor_mut([programs, self.d])?,
+                rows_per_program: rows_per_program as i32,
                 rows_tile: shape.rows_tile,
                 d_tile: self.d.next_power_of_two(),
-                whole_rows: true,
                 stages: shape.stages,
             }
             .launch_with(self.device, config)

@@ -107,5 +107,8 @@ fn mistakes_name_the_argument_and_both_shapes() {
 
     let out = TensorMut::dense(z.view_mut(), [6, 6]).unwrap();
     let message = matmul::multiply(&cpu, of([6, 10]), of([9, 6]), out, Options::default()).unwrap_err().to_string();
-    assert!(message.contains("`b`") && message.contains("[10, 6]") && message.contains("[9, 6]"), "{message}");
+    assert!(
+        message.contains("`b`") && message.contains("k = 10, as in `a`") && message.contains("[9, 6]"),
+        "{message}"
+    );
 }

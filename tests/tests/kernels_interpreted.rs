@@ -44,17 +44,7 @@ fn column_sum_matches() {
         for (rows_per_program, chunks) in [(rows.next_multiple_of(4), 1), (4, rows.div_ceil(4))] {
             for form in forms() {
                 let mut y = HostTensor::poisoned(DType::F32, &[chunks, d], &[2 * d, 2]);
-                let args = &mut [
-                    Arg::In(&x),
-                    Arg::Out(&mut y),
-                    strides[0].into(),
-                    strides[1].into(),
-                    (2 * d).into(),
-                    2.into(),
-                    rows.into(),
-                    d.into(),
-                    rows_per_program.into(),
-                ];
+                let args = &mut [Arg::In(&x), Arg::Out(&mut y), rows_per_program.into()];
                 let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
                 let grid = [d.div_ceil(16) as u32, chunks as u32, 1];
                 interpret(form, &column_sum::COLUMN_SUM, &[dtype, DType::F32], consts, grid, args);
@@ -75,17 +65,7 @@ fn weighted_sum_matches() {
         let want = weighted_sum::reference::forward(&x.values(), &w.values(), rows);
         for form in forms() {
             let mut y = HostTensor::poisoned(DType::F32, &[rows], &[1]);
-            let args = &mut [
-                Arg::In(&x),
-                Arg::In(&w),
-                Arg::Out(&mut y),
-                strides[0].into(),
-                strides[1].into(),
-                3.into(),
-                1.into(),
-                rows.into(),
-                d.into(),
-            ];
+            let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y)];
             let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
             interpret(form, &weighted_sum::WEIGHTED_SUM_FWD, &[dtype], consts, programs(rows, 4), args);
             y.check("weighted_sum_fwd", &want, 1e-5);
@@ -104,10 +84,7 @@ fn weighted_sums_of_long_rows_match() {
         let want = weighted_sum::reference::forward(&x.values(), &w.values(), rows);
         for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 8)] {
             let mut y = HostTensor::poisoned(DType::F32, &[rows], &[1]);
-            let strides = [d.into(), 1.into(), 1.into(), 1.into()];
             let mut args = vec![Arg::In(&x), Arg::In(&w), Arg::Out(&mut y)];
-            args.extend(strides);
-            args.extend([rows.into(), d.into()]);
             let form = Form::Simulated { arch, num_warps, num_stages: 2 };
             interpret(form, &weighted_sum::WEIGHTED_SUM_FWD, &[dtype], consts, programs(rows, 1), &mut args);
             y.check("weighted_sum_fwd", &want, 1e-5);
@@ -135,17 +112,6 @@ fn weighted_sum_gradients_match() {
                 Arg::Out(&mut grad_x),
                 Arg::Out(&mut partial),
                 rows.div_ceil(tiles).next_multiple_of(2).into(),
-                strides[0].into(),
-                strides[1].into(),
-                1.into(),
-                2.into(),
-                strides[0].into(),
-                strides[1].into(),
-                (d + 1).into(),
-                1.into(),
-                rows.into(),
-                d.into(),
-                tiles.into(),
             ];
             let consts = consts! { rows_tile = 2usize, d_tile = 16usize, stages = stages };
             let grid = [tiles as u32, d.div_ceil(16) as u32, 1];
@@ -170,16 +136,7 @@ fn softmax_matches() {
         for (def, d_tile) in [(&softmax::SOFTMAX_ROWS, whole), (&softmax::SOFTMAX_WIDE_ROWS, 8)] {
             for form in forms() {
                 let mut y = HostTensor::poisoned(dtype, &[rows, d], strides);
-                let args = &mut [
-                    Arg::In(&x),
-                    Arg::Out(&mut y),
-                    strides[0].into(),
-                    strides[1].into(),
-                    strides[0].into(),
-                    strides[1].into(),
-                    rows.into(),
-                    d.into(),
-                ];
+                let args = &mut [Arg::In(&x), Arg::Out(&mut y)];
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile };
                 interpret(form, def, &[dtype], consts, programs(rows, 2), args);
                 y.check(def.name, &want, tolerance(dtype));
@@ -192,8 +149,6 @@ fn softmax_matches() {
         for (d_tile, form) in [whole, 8].into_iter().flat_map(|tile| forms().map(move |form| (tile, form))) {
             let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
             let mut args = vec![Arg::In(&y), Arg::In(&grad_y), Arg::Out(&mut grad_x)];
-            args.extend([strides[0], strides[1]].repeat(3).into_iter().map(Arg::from));
-            args.extend([rows, d].map(Arg::from));
             let consts = consts! { rows_tile = 2usize, d_tile = d_tile };
             interpret(form, &softmax::SOFTMAX_BWD, &[dtype], consts, programs(rows, 2), &mut args);
             grad_x.check("softmax_bwd", &want, tolerance(dtype));
@@ -211,7 +166,7 @@ fn softmax_of_masked_elements_is_zero() {
         let x = HostTensor::of(DType::F32, &[1, 20], &[20, 1], &values);
         let mut y = HostTensor::poisoned(DType::F32, &[1, 20], &[20, 1]);
         let d_tile = if def.name == "softmax_rows" { 32usize } else { 8 };
-        let args = &mut [Arg::In(&x), Arg::Out(&mut y), 20.into(), 1.into(), 20.into(), 1.into(), 1.into(), 20.into()];
+        let args = &mut [Arg::In(&x), Arg::Out(&mut y)];
         let consts = consts! { rows_tile = 2usize, d_tile = d_tile };
         interpret(FORMS[1], def, &[DType::F32], consts, [1, 1, 1], args);
         let mut want = vec![0.0; 20];
@@ -232,21 +187,7 @@ fn rms_norm_matches() {
             for form in forms() {
                 let mut y = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut rstd = HostTensor::poisoned(DType::F32, &[rows], &[3]);
-                let args = &mut [
-                    Arg::In(&x),
-                    Arg::In(&w),
-                    Arg::Out(&mut y),
-                    Arg::Out(&mut rstd),
-                    strides[0].into(),
-                    strides[1].into(),
-                    2.into(),
-                    strides[0].into(),
-                    strides[1].into(),
-                    3.into(),
-                    rows.into(),
-                    d.into(),
-                    Arg::Float(1e-5),
-                ];
+                let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y), Arg::Out(&mut rstd), Arg::Float(1e-5)];
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, reread = reread };
                 interpret(form, &rms_norm::RMS_NORM_FWD, &[dtype], consts, programs(rows, 2), args);
                 y.check("y", &want_y, tolerance(dtype));
@@ -277,18 +218,6 @@ fn rms_norm_gradients_match() {
                     Arg::In(&grad_y),
                     Arg::Out(&mut grad_x),
                     Arg::Out(&mut partial),
-                    strides[0].into(),
-                    strides[1].into(),
-                    1.into(),
-                    1.into(),
-                    d.into(),
-                    1.into(),
-                    strides[0].into(),
-                    strides[1].into(),
-                    d.into(),
-                    1.into(),
-                    rows.into(),
-                    d.into(),
                     rows.div_ceil(programs).next_multiple_of(2).into(),
                 ];
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, stages = stages };
@@ -369,18 +298,9 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
             Arg::In(&numbers),
             Arg::In(&other),
             Arg::Out(&mut c),
-            a_strides[0].into(),
-            a_strides[1].into(),
-            b_strides[0].into(),
-            b_strides[1].into(),
-            (n + 2).into(),
-            1.into(),
             stride.into(),
             (n + gap).into(),
-            1.into(),
-            m.into(),
-            n.into(),
-            k.into(),
+            Arg::Int(1),
         ];
         let consts = consts! {
             addend = addend, m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,

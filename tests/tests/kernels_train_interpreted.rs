@@ -47,13 +47,6 @@ fn floats(dtype: DType, shape: &[usize], strides: &[usize], scale: f64, random: 
     HostTensor::of(dtype, shape, strides, &values)
 }
 
-/// The arguments of a launch: tensors, then scalars.
-macro_rules! args {
-    ($($tensor:expr),*; $($number:expr),* $(,)?) => {
-        &mut [$($tensor,)* $($number.into()),*]
-    };
-}
-
 #[test]
 fn layer_norm_matches() {
     each_case(|dtype, [rows, d], s| {
@@ -69,7 +62,6 @@ fn layer_norm_matches() {
                 let mut rstd = HostTensor::poisoned(DType::F32, &[rows], &[3]);
                 let mut args: Vec<Arg> = vec![Arg::In(&x), Arg::In(&w), Arg::In(&b)];
                 args.extend([Arg::Out(&mut y), Arg::Out(&mut mean), Arg::Out(&mut rstd)]);
-                args.extend([s[0], s[1], 2, 1, s[0], s[1], 1, 3, rows, d].map(Arg::from));
                 args.push(Arg::Float(0.1));
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
                 interpret(form, &layer_norm::LAYER_NORM_FWD, &[dtype], consts, grid_of(rows.div_ceil(2)), &mut args);
@@ -101,7 +93,7 @@ fn layer_norm_gradients_match() {
                 let mut args: Vec<Arg> = [&x, &w, &mean, &rstd, &g].map(Arg::In).into_iter().collect();
                 args.extend([Arg::Out(&mut grad_x), Arg::Out(&mut partial_w), Arg::Out(&mut partial_b)]);
                 let rows_per_program = rows.div_ceil(programs).next_multiple_of(2);
-                args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d, rows_per_program].map(Arg::from));
+                args.push(rows_per_program.into());
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, stages = stages };
                 interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, grid_of(programs), &mut args);
                 grad_x.check("grad_x", &want.x, tolerance(dtype));
@@ -118,7 +110,7 @@ fn layer_norm_gradients_match() {
 #[test]
 fn swiglu_and_its_gradients_match() {
     each_case(|dtype, shape, s| {
-        let ([rows, d], mut random) = (shape, Random::new(3));
+        let mut random = Random::new(3);
         let a = floats(dtype, &shape, s, 8.0, &mut random);
         let [b, g] = [(); 2].map(|()| HostTensor::random(dtype, &shape, s, &mut random));
         let (xs, gs, allowed) = (a.values(), g.values(), tolerance(dtype));
@@ -127,19 +119,12 @@ fn swiglu_and_its_gradients_match() {
         for form in forms() {
             let mut out = HostTensor::poisoned(dtype, &shape, s);
             let mut second = out.clone();
-            run(
-                form,
-                &swiglu::SWIGLU_FWD,
-                args![Arg::In(&a), Arg::In(&b), Arg::Out(&mut out); s[0], s[1], s[0], s[1], s[0], s[1], rows, d],
-            );
+            run(form, &swiglu::SWIGLU_FWD, &mut [Arg::In(&a), Arg::In(&b), Arg::Out(&mut out)]);
             out.check("swiglu_fwd", &swiglu::reference::forward(&xs, &b.values()), allowed);
             run(
                 form,
                 &swiglu::SWIGLU_BWD,
-                args![
-                    Arg::In(&a), Arg::In(&b), Arg::In(&g), Arg::Out(&mut out), Arg::Out(&mut second);
-                    s[0], s[1], s[0], s[1], s[0], s[1], s[0], s[1], s[0], s[1], rows, d
-                ],
+                &mut [Arg::In(&a), Arg::In(&b), Arg::In(&g), Arg::Out(&mut out), Arg::Out(&mut second)],
             );
             let (want_a, want_b) = swiglu::reference::backward(&xs, &b.values(), &gs);
             out.check("grad_a", &want_a, allowed);
@@ -151,7 +136,7 @@ fn swiglu_and_its_gradients_match() {
 #[test]
 fn activations_and_their_gradients_match() {
     each_case(|dtype, shape, s| {
-        let ([rows, d], mut random) = (shape, Random::new(9));
+        let ([_, d], mut random) = (shape, Random::new(9));
         let x = floats(dtype, &shape, s, 8.0, &mut random);
         let bias = HostTensor::random(dtype, &[d], &[s[1]], &mut random);
         let [residual, g] = [(); 2].map(|()| HostTensor::random(dtype, &shape, s, &mut random));
@@ -167,10 +152,7 @@ fn activations_and_their_gradients_match() {
                 &[dtype],
                 &all,
                 tiles(shape),
-                args![
-                    Arg::In(&x), Arg::In(&bias), Arg::In(&residual), Arg::Out(&mut out);
-                    s[0], s[1], s[1], s[0], s[1], s[0], s[1], rows, d
-                ],
+                &mut [Arg::In(&x), Arg::In(&bias), s[1].into(), Arg::In(&residual), Arg::Out(&mut out)],
             );
             let want = xs.iter().zip(&residuals).map(|(x, r)| activated(*x, activation) + r);
             out.check(&format!("{activation:?}"), &want.collect::<Vec<_>>(), allowed);
@@ -180,10 +162,7 @@ fn activations_and_their_gradients_match() {
                 &[dtype],
                 tile,
                 tiles(shape),
-                args![
-                    Arg::In(&x), Arg::In(&bias), Arg::In(&g), Arg::Out(&mut out);
-                    s[0], s[1], s[1], s[0], s[1], s[0], s[1], rows, d
-                ],
+                &mut [Arg::In(&x), Arg::In(&bias), s[1].into(), Arg::In(&g), Arg::Out(&mut out)],
             );
             let want = xs.iter().zip(&gs).map(|(x, g)| g * activation::reference::derivative(*x, activation));
             out.check(&format!("{activation:?}, grad"), &want.collect::<Vec<_>>(), allowed);
@@ -209,7 +188,6 @@ fn cross_entropy_and_its_gradient_match() {
                 let mut loss = HostTensor::poisoned(DType::F32, &[rows], &[1]);
                 let mut lse = HostTensor::poisoned(DType::F32, &[rows], &[2]);
                 let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
-                args.extend([s[0], s[1], 3, 1, 2, rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), Arg::Int(0)]);
                 let grid = grid_of(rows.div_ceil(2));
                 // I64: two slots of four elements, each two runs of two. I32: one slot for the whole tile.
@@ -223,7 +201,6 @@ fn cross_entropy_and_its_gradient_match() {
                 let mut grad = HostTensor::poisoned(dtype, &shape, s);
                 let mut args: Vec<Arg> = [&x, &targets, &lse_in, &g].map(Arg::In).into_iter().collect();
                 args.push(Arg::Out(&mut grad));
-                args.extend([s[0], s[1], 3, 1, 2, s[0], s[1], rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), Arg::Int(0), Arg::Float(0.5)]);
                 interpret(form, &cross_entropy::CROSS_ENTROPY_BWD, &[dtype, index], consts, tiles(shape), &mut args);
                 grad.check("grad_logits", &want, tolerance(dtype));
@@ -256,7 +233,6 @@ fn cross_entropy_of_unaligned_rows_matches() {
                 let mut loss = HostTensor::poisoned(DType::F32, &[rows], &[1]);
                 let mut lse = loss.clone();
                 let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
-                args.extend([s[0], 1, 1, 1, 1, rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), misalignment]);
                 let slots = [tile, consts! { slots = 2usize, size_per_thread = vector }].concat();
                 let types = [dtype, DType::I64];
@@ -269,7 +245,6 @@ fn cross_entropy_of_unaligned_rows_matches() {
                 let mut grad = HostTensor::poisoned(dtype, &shape, &[apart, 1]).with_offset(behind);
                 let mut args: Vec<Arg> = [&x, &targets, &lse_in, &g].map(Arg::In).into_iter().collect();
                 args.push(Arg::Out(&mut grad));
-                args.extend([s[0], 1, 1, 1, 1, apart, 1, rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), Arg::Int((first % vector) as i64), Arg::Float(0.5)]);
                 let grid = grid_of(3 * d.div_ceil(d_tile));
                 interpret(form, &cross_entropy::CROSS_ENTROPY_BWD, &types, tile, grid, &mut args);
@@ -307,13 +282,12 @@ fn rope_matches_in_both_directions() {
                     let mut y = HostTensor::poisoned(dtype, &shape, &s);
                     let mut args: Vec<Arg> = [&x, &positions, &theta].map(Arg::In).into_iter().collect();
                     args.push(Arg::Out(&mut y));
-                    args.extend([s[0], s[1], s[2], 2, 1, s[0], s[1], s[2], tokens, heads, d].map(Arg::from));
                     interpret(form, &rope::ROPE_AT, &[dtype, DType::I64], consts, grid, &mut args);
                     y.check("rope_at", &want(&listed), tolerance(dtype));
 
                     let mut y = HostTensor::poisoned(dtype, &shape, &s);
                     let mut args = vec![Arg::In(&x), Arg::In(&theta), Arg::Out(&mut y)];
-                    args.extend([s[0], s[1], s[2], 1, s[0], s[1], s[2], tokens, heads, d, 9, 3].map(Arg::from));
+                    args.extend([9, 3].map(Arg::Int));
                     interpret(form, &rope::ROPE_FROM, &[dtype], consts, grid, &mut args);
                     y.check("rope_from", &want(&counted), tolerance(dtype));
                 }
@@ -418,7 +392,7 @@ fn sums_over_ranks_match() {
                     let consts = consts! {
                         tile = 8usize, rank = rank, world = world, average = average, write_copy = write_copy,
                     };
-                    let args = args![Arg::Out(&mut y), Arg::In(&x), Arg::Out(&mut copy); n + 3, n];
+                    let args = &mut [Arg::Out(&mut y), Arg::In(&x), Arg::Out(&mut copy), (n + 3).into(), n.into()];
                     interpret(form, &rank_sum::RANK_SUM, &[dtype], consts, grid_of(max_programs), args);
                     y.check("rank_sum", &want, tolerance(dtype));
                     if write_copy {
@@ -438,7 +412,7 @@ fn casts_round_to_nearest() {
             let want = HostTensor::of(to, &shape, s, &x.values()).values();
             for form in forms() {
                 let mut y = HostTensor::poisoned(to, &shape, s);
-                let args = args![Arg::In(&x), Arg::Out(&mut y); s[0], s[1], s[0], s[1], shape[0], shape[1]];
+                let args = &mut [Arg::In(&x), Arg::Out(&mut y)];
                 let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
                 interpret(form, &cast::CAST, &[dtype, to], consts, tiles(shape), args);
                 y.check("cast", &want, 0.0);
@@ -461,10 +435,7 @@ fn gradient_of_an_embedding_matches() {
             let ids = indices(index, 1, &ids);
             for form in forms() {
                 let mut grad = before.clone();
-                let args = args![
-                    Arg::In(&ids), Arg::In(&g), Arg::Out(&mut grad);
-                    1usize, s[0], s[1], d + 2, 1usize, tokens, 3usize, d
-                ];
+                let args = &mut [Arg::In(&ids), Arg::In(&g), Arg::Out(&mut grad)];
                 let consts = consts! { ids_tile = 4usize, d_tile = 8usize };
                 let grid = grid_of(tokens * d.div_ceil(8));
                 interpret(form, &embedding::EMBEDDING_BWD, &[dtype, index], consts, grid, args);

@@ -154,7 +154,7 @@ fn matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOpt
     let (a, b) = (matrix(m, k), matrix(k, n));
     let unused = HostTensor::random(DType::BF16, &[16], &[1], &mut Random::new(2));
     let c = HostTensor::poisoned(DType::BF16, &[m, n], &[n, 1]);
-    let numbers = [k, 1, n, 1, n, 1, 1, n, 1, m, n, k].map(|n| Arg::Int(n as i64));
+    let numbers = [1, n, 1, m, n, k, k, 1, n, 1, n, 1].map(|n| Arg::Int(n as i64));
     let args = [Arg::In(a), Arg::In(b), Arg::In(unused.clone()), Arg::In(unused), Arg::Out(c)];
     let consts = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = k_tile };
     let args = args.into_iter().chain(numbers).collect();
@@ -275,7 +275,7 @@ fn layer_norm(name: &'static str, stages: usize) -> Case {
     let (w, mean, rstd) = (vector(d), vector(rows), vector(rows));
     let sums = || Arg::Out(HostTensor::poisoned(DType::F32, &[2, d], &[d, 1]));
     let grad_x = Arg::Out(HostTensor::poisoned(DType::F32, &[rows, d], &[d, 1]));
-    let numbers = [d, 1, 1, 1, 1, d, 1, d, 1, rows, d, 10].map(|n| Arg::Int(n as i64));
+    let numbers = [10, d, 1, 1, 1, 1, d, 1, d, 1, d, 1, d, 1, rows, d, 2].map(|n| Arg::Int(n as i64));
     let args =
         [Arg::In(x), w, mean, rstd, Arg::In(grad_y), grad_x, sums(), sums()].into_iter().chain(numbers).collect();
     let consts = consts! { rows_tile = 2usize, d_tile = 256usize, whole_rows = true, stages = stages };

@@ -135,7 +135,6 @@ pub fn shipped() -> Kernels {
                 "ids_tile" => Some(ConstValue::Int(512)),
                 "tokens_tile" => Some(ConstValue::Int(32)),
                 "tile" => Some(ConstValue::Int(1024)),
-                "whole_rows" => Some(ConstValue::Bool(true)),
                 _ => None,
             }
         }

@@ -699,10 +699,10 @@ def test_compiled_code_with_tensor_maps(device, tmp_path):
     m, n, k = 256, 384, 192
     a, b = (torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
     c = torch.empty(m, n, device=device, dtype=torch.bfloat16)
-    code(a, b, a, a, c, k, 1, n, 1, n, 1, 1, k, 1, m, n, k, grid=6)
+    code(a, b, a, a, c, 1, k, 1, m, n, k, k, 1, n, 1, n, 1, grid=6)
     torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=2e-2, atol=0.3)
     with pytest.raises(tilewright.Error, match="out of bounds"):
-        code(a, b, a, a, c, k, 1, n, 1, n, 1, 1, k, 1, m + 16, n, k, grid=9)
+        code(a, b, a, a, c, 1, k, 1, m + 16, n, k, k, 1, n, 1, n, 1, grid=9)
 
 
 def test_many_threads(device):

@@ -28,7 +28,6 @@ impl Hints for Shipped {
             "rows_tile" | "heads_tile" => ConstValue::Int(8),
             "tokens_tile" => ConstValue::Int(32),
             "tile" => ConstValue::Int(1024),
-            "whole_rows" => ConstValue::Bool(true),
             _ => return None,
         })
     }

@@ -122,12 +122,6 @@ fn undetermined_arguments_are_requested() {
     write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &small(4))]);
     mistake("weighted_sum_fwd", &["--grid", "1"], &["rows_tile", "d_tile", "--set"]);
     mistake(
-        "rms_norm_fwd",
-        &["--set", "rows_tile=16,d_tile=16,whole_rows=true", "--shape", "rstd=rows", "--arg", "eps=0"],
-        &["does not give its grid", "--grid"],
-    );
-    mistake("rms_norm_fwd", &["--set", "rows_tile=16,d_tile=16,whole_rows=true", "--grid", "1"], &["shape of `rstd`"]);
-    mistake(
         "weighted_sum_fwd",
         &["--set", "rows_tile=16,d_tile=16", "--shape", "y=rows", "--grid", "rows/rowtile"],
         &["`rowtile`", "did you mean `rows_tile`"],
@@ -141,11 +135,11 @@ fn undetermined_arguments_are_requested() {
         &["`rows`", "i32"],
     );
     mistake("matmul", &["--set", "m_tile=16,n_tile=16,k_tile=16", "--grid", "1"], &["tensor `a`", "x"]);
-    mistake(
-        "rms_norm_fwd",
-        &["--set", "rows_tile=16,d_tile=16,whole_rows=true", "--shape", "rstd=rows", "--grid", "1"],
-        &["--arg eps=…"],
-    );
+    mistake("rms_norm_fwd", &["--set", "rows_tile=16,d_tile=16"], &["--arg eps=…"]);
+    write(dir.path(), &[tensor("x", &[4], &small(4)), tensor("y", &[4], &small(4))]);
+    let ranks = ["--set", "tile=16,rank=0,world=2,write_copy=true", "--arg", "n=4"];
+    mistake("rank_sum", &[&ranks[..], &["--shape", "copy=y"]].concat(), &["does not give its grid", "--grid"]);
+    mistake("rank_sum", &[&ranks[..], &["--grid", "1"]].concat(), &["shape of `copy`"]);
 }
 
 #[test]

@@ -57,35 +57,17 @@ fn grid(extents: [usize; 3]) -> [u32; 3] {
     extents.map(|n| n as u32)
 }
 
-/// Lists the arguments in order: tensors, scalars, the strides of every tensor of four dimensions, and their extents that
-/// are no scalars: batch and heads, and of kernels with keys also their heads and the entries of the last output.
-fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
-    let tensor = |arg: &Arg<'a>| match arg {
-        Arg::In(t) => Some((t.shape.clone(), t.strides.clone())),
-        Arg::Out(t) => Some((t.shape.clone(), t.strides.clone())),
-        Arg::Int(_) | Arg::Float(_) => None,
-    };
-    let (shapes, strides): (Vec<_>, Vec<_>) =
-        tensors.iter().filter_map(tensor).filter(|(shape, _)| shape.len() == 4).unzip();
-    let mut extents = vec![shapes[0][0], shapes[0][1]];
-    if shapes.len() > 2 {
-        extents.extend([shapes[1][1], shapes[shapes.len() - 1][0]]);
-    }
-    let last = strides.into_iter().flatten().chain(extents).map(Arg::from);
-    tensors.into_iter().chain(numbers).chain(last).collect()
-}
-
 fn modifiers(case: &Case) -> ModifierTensors {
     ModifierTensors::new(&Device::cpu(), &case.problem).unwrap()
 }
 
-/// The last scalar arguments of the kernels with dots: n_q, n_k, the scale, and the numbers of the modifiers.
-fn numbers(case: &Case) -> Vec<Arg<'static>> {
+/// The scalar arguments of the kernels with dots: the scale, and the numbers of the modifiers.
+fn numbers(case: &Case) -> [Arg<'static>; 3] {
     let p = &case.problem;
     let modifiers = modifiers(case);
     let mask = Arg::Int(modifiers.mask().number.into());
     let score = Arg::Float(modifiers.score().number.into());
-    vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale), mask, score]
+    [Arg::Float(p.scale), mask, score]
 }
 
 /// The tensors of the modifiers.
@@ -106,7 +88,7 @@ fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected
     let Inputs { q, k, v, .. } = inputs;
     let mut tensors = vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::Out(&mut o), Arg::Out(&mut lse)];
     tensors.extend([Arg::In(ranges), Arg::In(slopes)]);
-    let mut args = arguments(tensors, numbers(&case));
+    let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 2], &consts, programs, &mut args);
@@ -131,7 +113,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let (mut delta, mut lse2) = (poisoned_rows(rows), poisoned_rows(rows));
     let sum_rows = p.n_q.next_multiple_of(DQ_SUM_ROWS);
     let mut dq_sum = poisoned_rows(p.batch * p.heads_q * sum_rows * d_tile(p.d));
-    let tensors = vec![
+    let mut args = vec![
         Arg::In(&o),
         Arg::In(d_o),
         Arg::In(&lse),
@@ -139,7 +121,6 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         Arg::Out(&mut lse2),
         Arg::Out(&mut dq_sum),
     ];
-    let mut args = arguments(tensors, vec![p.n_q.into()]);
     let mut shape_consts = common(form, &case, tiles);
     shape_consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
@@ -152,7 +133,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let read = || vec![q, k, v, d_o, &lse2, &delta, ranges, slopes].into_iter().map(Arg::In).collect::<Vec<Arg>>();
     let mut tensors = read();
     tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut dq_sum)]);
-    let mut args = arguments(tensors, numbers(&case));
+    let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let consts = with(common(form, &case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let consts = with(consts, "even_keys", p.n_k.is_multiple_of(tiles.k));
     let consts = with(consts, "one_pass", one_pass);
@@ -164,15 +145,14 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let mut dq = case.poisoned(case.query_shape());
     if one_pass {
         // One split.
-        let numbers = vec![p.n_q.into(), 1.into(), Arg::Float(p.scale)];
-        let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], numbers);
+        let mut args = vec![Arg::In(&dq_sum), Arg::Out(&mut dq), 1.into(), Arg::Float(p.scale)];
         shape_consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
         shape_consts.extend_from_slice(consts! { row_tile = tiles.q, fragments = true });
         interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes[..1], &shape_consts, query_programs, &mut args);
     } else {
         let mut tensors = read();
         tensors.push(Arg::Out(&mut dq));
-        let mut args = arguments(tensors, numbers(&case));
+        let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
         let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
         interpret(form, &FLASH_ATTENTION_BWD_DQ, &dtypes, &consts, query_programs, &mut args);
     }
@@ -366,18 +346,15 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
         Arg::In(ranges),
         Arg::In(slopes),
     ];
-    let mut args = arguments(tensors, numbers(&case));
+    let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     consts.extend_from_slice(consts! { split_rows = split_rows });
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * num_splits]);
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype, DType::F32], &consts, programs, &mut args);
 
     let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
-    let numbers = vec![p.n_q.into(), num_splits.into()];
-    let extents = [shape[0].into(), shape[1].into()];
-    let strides: Vec<Arg> = o.strides.iter().map(|&stride| Arg::from(stride)).collect();
     let mut args = vec![Arg::In(&partial_o), Arg::In(&partial_lse), Arg::Out(&mut o), Arg::Out(&mut lse)];
-    args.extend(numbers.into_iter().chain(strides).chain(extents));
+    args.push(num_splits.into());
     let mut consts = common(form, &case, tiles);
     consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
@@ -409,13 +386,13 @@ fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize)
     let mut unused = poisoned_rows(0);
     let mut tensors = read();
     tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut unused)]);
-    let mut args = arguments(tensors, numbers(&case));
+    let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let of_keys = with(consts.clone(), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * dkdv_splits]);
     interpret(form, &FLASH_ATTENTION_BWD_DKDV, &[case.dtype, DType::F32], &of_keys, programs, &mut args);
     let mut tensors = read();
     tensors.push(Arg::Out(&mut dq));
-    let mut args = arguments(tensors, numbers(&case));
+    let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * dq_splits]);
     interpret(form, &FLASH_ATTENTION_BWD_DQ, &[case.dtype, DType::F32], &consts, programs, &mut args);
 
@@ -426,9 +403,7 @@ fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize)
         ("dq", &dq, dq_splits, query_shape, &gradients.dq),
     ] {
         let mut y = case.poisoned(shape);
-        let strides = y.strides.clone();
-        let mut args = vec![Arg::In(all), Arg::Out(&mut y), shape[2].into(), num_splits.into(), Arg::Float(1.0)];
-        args.extend(strides.into_iter().chain([shape[0], shape[1]]).map(Arg::from));
+        let mut args = vec![Arg::In(all), Arg::Out(&mut y), num_splits.into(), Arg::Float(1.0)];
         let mut consts = common(form, &case, tiles);
         consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
         consts.extend_from_slice(consts! { row_tile = 32usize });

@@ -29,7 +29,8 @@ pub struct Arguments {
 const D: usize = 16;
 const EPS: f32 = 1e-5;
 
-/// RMSNorm of one row, launched through the struct that `#[kernel]` generates: four pointers, eight integers, a float.
+/// RMSNorm of one row, launched through the struct that `#[kernel]` generates: four tensors and a float, which
+/// are 13 arguments of the kernel.
 struct Small {
     device: Device,
     x: Buffer<f32>,
@@ -51,22 +52,13 @@ impl Small {
 
     fn launch(&mut self) -> tilewright::Result<()> {
         RmsNormFwd {
-            x: &self.x,
+            x: &self.x.tensor([1, D])?,
             w: &self.w,
-            y: &mut self.y,
+            y: &mut self.y.tensor_mut([1, D])?,
             rstd: &mut self.rstd,
-            x_stride_row: D as i64,
-            x_stride_d: 1,
-            w_stride: 1,
-            y_stride_row: D as i64,
-            y_stride_d: 1,
-            rstd_stride: 1,
-            rows: 1,
-            d: D as i32,
             eps: EPS,
             rows_tile: 1,
             d_tile: D,
-            whole_rows: true,
             reread: false,
         }
         .launch_with(&self.device, &LaunchConfig::new(1))

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tilewright::LaunchArg;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::KernelDef;
 use tilewright::kernels::column_sum::COLUMN_SUM;
@@ -66,7 +67,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
             gradients.scalars.push(("programs", extent("partial_grad_w", programs)?));
             // One program sums all rows of partial sums.
             let rows_per_program = extent("partial_grad_w", programs.next_multiple_of(ROWS_TILE).max(ROWS_TILE))?;
-            sum.scalars.push(("rows_per_program", rows_per_program));
+            sum.scalars.extend([("rows_per_program", rows_per_program), ("chunks", LaunchArg::I32(1))]);
             sum.renamed = vec![("x", "partial_grad_w"), ("y", "grad_w")];
             Ok(Launches { calls: vec![gradients, sum], ..Launches::default() })
         }),
