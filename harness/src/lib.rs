@@ -36,4 +36,5 @@ pub mod profile;
 pub mod tensor_file;
 pub mod train;
 
-pub use tilewright_cli::{escape, files, report, signals};
+pub use tilewright::escape;
+pub use tilewright_cli::{files, report, signals};

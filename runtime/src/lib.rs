@@ -26,6 +26,7 @@ pub mod dump;
 mod element;
 pub mod env;
 mod error;
+pub mod escape;
 pub mod kernel;
 mod launch;
 pub mod pool;

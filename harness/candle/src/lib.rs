@@ -9,6 +9,7 @@
 //! | parameters, and where their gradients go | [`weight`] |
 //! | evaluation | [`no_grad`] |
 //! | CUDA graphs | [`cuda_graph`] |
+//! | data-parallel training, with the feature `dist` | `dist` |
 //!
 //! The modules [`attention`], [`elementwise`], [`mod@embedding`], [`loss`], [`mod@matmul`] and [`norm`] also have the
 //! forward and backward passes of their ops outside of the autograd graph, for an op that consists of several. Functions
@@ -28,6 +29,8 @@ pub mod convert;
 mod cublas;
 pub mod cuda_graph;
 pub mod custom;
+#[cfg(feature = "dist")]
+pub mod dist;
 pub mod elementwise;
 pub mod embedding;
 pub mod graph;

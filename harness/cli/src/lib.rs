@@ -35,7 +35,6 @@ pub mod choose;
 pub mod compile;
 pub mod device;
 pub mod error;
-pub mod escape;
 pub mod explain;
 pub mod files;
 pub mod kernels;

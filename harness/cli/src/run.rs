@@ -16,10 +16,10 @@ use tilewright_runtime::{Device, Error, LaunchArg, LaunchConfig};
 use crate::bind::{self, Extents, Strides};
 use crate::compile::Options;
 use crate::device::{self, DeviceArg};
-use crate::escape::printable;
 use crate::files;
 use crate::tensors::{self, Contents, OnDevice, Tensor};
 use crate::{CliError, Kernels, Result, choose, shapes};
+use tilewright_runtime::escape::printable;
 
 #[derive(Args)]
 pub struct Arguments {

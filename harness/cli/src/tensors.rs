@@ -10,9 +10,9 @@ use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
 use tilewright_runtime::kernel::{KernelArg, MemoryMut};
 use tilewright_runtime::{Buffer, Device, Element, F8E4M3, F8E5M2, LaunchArg};
 
-use crate::escape::printable;
 use crate::unique_keys;
 use crate::{CliError, Result};
+use tilewright_runtime::escape::printable;
 
 /// A dense, row-major tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use crate::escape::printable;
+use tilewright_runtime::escape::printable;
 
 /// Fails for JSON with a duplicate name: readers differ in which of the two values they use.
 ///

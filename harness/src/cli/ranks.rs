@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use clap::builder::PossibleValue;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use super::value_parsers::bucket_mb;
@@ -14,12 +14,26 @@ use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
 use crate::train::{DataParallelOptions, RankSettings};
 
+/// Parses a form of gradient synchronization.
+pub fn grad_sync() -> impl TypedValueParser<Value = GradSync> {
+    let help = |form| match form {
+        GradSync::Naive => "One all-reduce for each parameter, after backward",
+        GradSync::Flat => "One all-reduce for all parameters, after backward",
+        GradSync::Overlap => "One all-reduce for each parameter, during backward",
+        GradSync::Bucketed => "One all-reduce for each bucket, during backward",
+    };
+    let known = GradSync::ALL.map(|form| PossibleValue::new(form.name()).help(help(form)));
+    PossibleValuesParser::new(known).try_map(|name| {
+        GradSync::ALL.into_iter().find(|form| form.name() == name).ok_or("an unknown form of gradient synchronization")
+    })
+}
+
 /// Options of data-parallel training. The ranks are started by `tilewright launch`, torchrun, mpirun or srun.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Distributed training (tilewright launch, torchrun, mpirun, srun)")]
 pub struct RankOptions {
     /// Form of gradient synchronization; bucketed by default
-    #[arg(long, value_enum, value_name = "FORM")]
+    #[arg(long, value_name = "FORM", value_parser = grad_sync())]
     pub ddp: Option<GradSync>,
     /// Maximum bucket size in megabytes (10⁶ bytes). Default: 25; between GPUs, larger for large models
     #[arg(long, value_name = "MB", value_parser = bucket_mb)]

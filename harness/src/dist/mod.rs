@@ -1,84 +1,11 @@
-//! Distributed training: ranks, collectives, process launch and rendezvous.
+//! Distributed training: the ranks, collectives and data parallelism of [`tilewright_candle::dist`], and what a program
+//! adds to them.
 //!
-//! Reading order:
-//! - [`rank`] reads this process's rank and world size from the environment.
-//! - [`comm`] has the collectives and their backends.
-//! - [`rendezvous`] connects the processes of a job, which authenticate each other with a [`secret`].
-//! - [`launch`] starts the processes; [`lifeline`] is the socket between a rank and its launcher.
-//! - [`buckets`] groups gradients into buckets, [`ddp`] averages gradients, [`sharded`] shards the optimizer state
-//!   (ZeRO-1).
-//! - [`watchdog`] ends a process in which a call hangs.
+//! - [`launch`] starts the processes of a job; [`lifeline`] is the socket between a rank and its launcher.
+//! - [`sharded`] shards the optimizer state (ZeRO-1).
 
-pub mod buckets;
-pub mod comm;
-pub mod ddp;
-pub mod error;
 pub mod launch;
 pub mod lifeline;
-pub mod rank;
-pub mod rendezvous;
-pub mod secret;
 pub mod sharded;
-pub mod watchdog;
 
-use comm::{CommError, Communicator, Result};
-use rank::{BackendKind, Environment};
-
-/// Connects this process to the ranks that its launcher's environment variables describe. Without such variables the
-/// world size is 1.
-///
-/// # Errors
-/// Invalid variables, missing ranks, a backend that is not built in or not available.
-pub fn connect() -> Result<Communicator> {
-    connect_to(&Environment::get()?)
-}
-
-/// Same as [`connect`], with an environment that is already read.
-///
-/// # Errors
-/// See [`connect`].
-pub fn connect_to(environment: &Environment) -> Result<Communicator> {
-    let options = environment.options;
-    let Some(info) = &environment.rank_info else { return Communicator::single() };
-    let by_mpi = cfg!(feature = "mpi") && info.started_by == "mpirun";
-    let backend = environment.backend.unwrap_or(if by_mpi { BackendKind::Mpi } else { BackendKind::Tcp });
-    match backend {
-        BackendKind::Tcp => rendezvous::connect(info, &environment.job, options),
-        #[cfg(feature = "mpi")]
-        BackendKind::Mpi => comm::mpi::connect(options),
-        #[cfg(not(feature = "mpi"))]
-        BackendKind::Mpi => absent("MPI", "mpi"),
-        // Host memory only; `connect_for` adds NCCL for the GPUs.
-        BackendKind::Nccl => rendezvous::connect(info, &environment.job, options),
-    }
-}
-
-/// Same as [`connect_to`], for a model on `device`. On GPUs, NCCL transfers gradients and parameters, and the host
-/// backend everything else.
-///
-/// # Errors
-/// See [`connect_to`]. Also several ranks with GPUs in a build without NCCL, and NCCL requested on the CPU.
-pub fn connect_for(environment: &Environment, device: &candle_core::Device) -> Result<Communicator> {
-    match device {
-        candle_core::Device::Cpu if environment.backend == Some(BackendKind::Nccl) => Err(CommError::Setup(
-            "NCCL transfers GPU memory only, and this model is on the CPU\n  help: unset TILEWRIGHT_COMM, or train on GPUs".into(),
-        )),
-        candle_core::Device::Cpu => connect_to(environment),
-        #[cfg(all(feature = "nccl", feature = "cuda"))]
-        candle_core::Device::Cuda(cuda) => {
-            let alone = rank::RankInfo::single();
-            let info = environment.rank_info.as_ref().unwrap_or(&alone);
-            comm::nccl::connect(connect_to(environment)?, info, &environment.job, cuda.cuda_stream(), environment.options)
-        }
-        _ if environment.rank_info.as_ref().is_none_or(|info| info.world == 1) => {
-            Err(CommError::Setup("there is only one rank on a GPU: leave --ddp and --shard out".into()))
-        }
-        _ => absent("NCCL", "nccl"),
-    }
-}
-
-fn absent(what: &str, feature: &str) -> Result<Communicator> {
-    Err(CommError::Setup(format!(
-        "this program was built without {what}\n  help: build it with --features tilewright-harness/{feature}, or unset TILEWRIGHT_COMM"
-    )))
-}
+pub use tilewright_candle::dist::*;

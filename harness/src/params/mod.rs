@@ -16,8 +16,9 @@
 //! [`Params::on_grad_ready`] run: once per pass and parameter, even if the parameter is shared.
 //!
 //! Files in reading order: this one, `spec.rs` (name, shape and initial values of a parameter), `graph.rs` (uses and
-//! leaves), `reuse.rs` (activations that alias gradient buffers), `state.rs` (values by name).
+//! leaves), `flat.rs` (gradients for data parallelism), `reuse.rs` (activations that alias gradient buffers), `state.rs` (values by name).
 
+mod flat;
 mod graph;
 mod reuse;
 mod spec;
@@ -38,14 +39,8 @@ pub use graph::ParamUse;
 pub use reuse::SavedActivation;
 use spec::InitialValues;
 pub use spec::{Init, ParamSpec};
+pub use tilewright_candle::dist::flat::{ALIGNMENT, ParamId};
 pub use tilewright_candle::{grad_enabled, no_grad};
-
-/// Alignment of parameters in the flat tensors, in elements: 256 bytes in f32, 128 bytes in bf16 and f16.
-pub const ALIGNMENT: usize = 64;
-
-/// Identifies a parameter of a [`Params`] by its index in registration order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParamId(pub usize);
 
 /// The parameters of one model on one device. Clones share the parameters.
 #[derive(Clone)]

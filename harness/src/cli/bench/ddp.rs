@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::process_groups::{CommBackend, for_each_process_group};
 use crate::cli::model_options::{ModelOptions, model_device};
+use crate::cli::ranks::grad_sync;
 use crate::cli::ranks::{self, ReserveSms, reserve_sms};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
@@ -28,7 +29,7 @@ pub struct Arguments {
     #[command(flatten)]
     work: Work,
     /// Forms of gradient synchronization, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [GradSync::Naive, GradSync::Flat, GradSync::Overlap, GradSync::Bucketed])]
+    #[arg(long, value_delimiter = ',', default_values = GradSync::ALL.map(GradSync::name), value_parser = grad_sync())]
     form: Vec<GradSync>,
     /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::value_parsers::bucket_mb)]

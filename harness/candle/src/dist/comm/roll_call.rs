@@ -250,7 +250,7 @@ mod tests {
             "the slowest rank: {default}. Over sockets, ranks take up to {} s more to find out which rank hangs |",
             ROLL_CALL_TIMEOUT.as_secs()
         );
-        let pages = [include_str!("../rank.rs"), include_str!("../../../../docs/distributed.md")];
+        let pages = [include_str!("../rank.rs"), include_str!("../../../../../docs/distributed.md")];
         for page in pages {
             let row = page.lines().find(|line| line.contains("| `TILEWRIGHT_COMM_TIMEOUT` | seconds |"));
             assert!(row.is_some_and(|row| row.ends_with(&expected)), "expected `{expected}`: {row:?}");

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::params::{ALIGNMENT, Param, ParamId, Params};
+use super::flat::{ALIGNMENT, FlatParam, ParamId};
 
 /// Alignment of shards in elements: 64 bytes of f32, for vector loads.
 const SHARD_ALIGNMENT: usize = 16;
@@ -51,22 +51,20 @@ impl BucketShards {
 
 /// Returns buckets of at most `bytes` of f32 gradients (or of one larger parameter) in the order in which they are sent
 /// in the first step: last parameters first. Frozen parameters are in no bucket.
-pub fn buckets(params: &Params, bytes: usize) -> Vec<Bucket> {
+pub fn buckets(params: &[FlatParam], bytes: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
-    let trained: Vec<Param> = params.iter().filter(Param::requires_grad).collect();
-    for param in trained.iter().rev() {
-        let range = param.range();
+    for (id, param) in params.iter().enumerate().filter(|(_, param)| param.requires_grad).rev() {
         // Padding is sent too: it is zero on every rank.
-        let range = range.start..range.end.next_multiple_of(ALIGNMENT).min(params.flat_len());
+        let range = param.range.start..param.range.end.next_multiple_of(ALIGNMENT);
         let fits = |bucket: &&mut Bucket| {
             bucket.range.start == range.end && (bucket.range.end - range.start) * size_of::<f32>() <= bytes
         };
         match buckets.last_mut().filter(fits) {
             Some(bucket) => {
                 bucket.range.start = range.start;
-                bucket.ids.insert(0, param.id());
+                bucket.ids.insert(0, ParamId(id));
             }
-            None => buckets.push(Bucket { range, ids: vec![param.id()] }),
+            None => buckets.push(Bucket { range, ids: vec![ParamId(id)] }),
         }
     }
     buckets
@@ -74,17 +72,16 @@ pub fn buckets(params: &Params, bytes: usize) -> Vec<Bucket> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
-    use crate::params::{Init, ParamSpec};
 
-    fn params(sizes: &[(usize, bool)]) -> Params {
-        let spec = |(i, &(len, frozen)): (usize, &(usize, bool))| ParamSpec {
-            frozen,
-            ..ParamSpec::vector(format!("p{i}"), len, Init::Zeros)
+    fn params(sizes: &[(usize, bool)]) -> Vec<FlatParam> {
+        let mut end = 0_usize;
+        let param = |(i, &(len, frozen)): (usize, &(usize, bool))| {
+            let range = end..end + len;
+            end = range.end.next_multiple_of(ALIGNMENT);
+            FlatParam { name: format!("p{i}"), shape: vec![len], range, requires_grad: !frozen }
         };
-        Params::new(sizes.iter().enumerate().map(spec).collect(), &Device::Cpu, 0).unwrap()
+        sizes.iter().enumerate().map(param).collect()
     }
 
     fn ids(buckets: &[Bucket]) -> Vec<Vec<usize>> {
@@ -100,7 +97,7 @@ mod tests {
         assert_eq!(found[2].range, 0..256);
         assert_eq!(ids(&buckets(&params, 0)), [[4], [3], [2], [1], [0]]);
         let one = buckets(&params, usize::MAX);
-        assert_eq!((one.len(), one[0].range.clone()), (1, 0..params.flat_len()));
+        assert_eq!((one.len(), one[0].range.clone()), (1, 0..64 + 128 + 64 + 1024 + 64));
     }
 
     #[test]

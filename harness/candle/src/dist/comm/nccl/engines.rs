@@ -28,7 +28,7 @@ use super::super::{CommError, Result};
 use super::ControlLinks;
 use super::ipc::{self, HANDLE_BYTES};
 use super::start::host_name;
-use crate::escape::printable_lines;
+use tilewright::escape::printable_lines;
 
 /// A collective that copy engines run.
 #[derive(Clone, Copy, Debug)]

@@ -14,7 +14,7 @@ use super::backend::Deadline;
 use super::call::HEADER_BYTES;
 use super::links::{LinkError, Links, OverLinks};
 use super::{CommError, Communicator, Options, Result};
-use crate::escape::printable_lines;
+use tilewright::escape::printable_lines;
 
 const CALL: i32 = 1;
 const DATA: i32 = 2;

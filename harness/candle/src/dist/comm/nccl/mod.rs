@@ -28,6 +28,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::convert::convert;
 use half::{bf16, f16};
 use tilewright::cudarc::driver::result::stream::get_priority_range;
 use tilewright::cudarc::driver::sys::{CUevent_flags, cuStreamGetPriority};
@@ -35,7 +36,6 @@ use tilewright::cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError
 use tilewright::cudarc::nccl::result::{self, NcclError};
 use tilewright::cudarc::nccl::sys;
 use tilewright::{Buffer, Device, Element as KernelElement, View, ViewMut, kernels};
-use tilewright_candle::convert::convert;
 
 use super::backend::{Backend, CompletionEvent, Compute, Deadline, EventTimer, Memory, PeerBuffer, Ready};
 use super::call::{Call, Dtype, Op, Reduce};

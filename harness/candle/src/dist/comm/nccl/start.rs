@@ -20,7 +20,7 @@ use super::{ControlLinks, POLL_INTERVAL, SPIN, explain};
 use crate::dist::rank::RankInfo;
 use crate::dist::rendezvous::{self, Job};
 use crate::dist::watchdog::{WATCHDOG_MARGIN, guard};
-use crate::escape::printable_lines;
+use tilewright::escape::printable_lines;
 
 /// Whether NCCL is installed. With candle's CUDA backend it always is: that backend links CUDA's libraries and NCCL,
 /// and the program does not start without them.

@@ -27,9 +27,9 @@ use super::comm::{CommError, Communicator, Options, Result, tcp};
 use super::rank::RankInfo;
 use super::secret::{Access, Secret};
 use super::watchdog::{WATCHDOG_MARGIN, guard};
-use crate::escape::{printable, printable_lines};
 use acceptor::{AcceptedPeer, Acceptor, Event, HANDSHAKE_TIMEOUT};
 use handshake::{ConnectRequest, HandshakeError, LocalIdentity, handshake, read_by, write_by};
+use tilewright::escape::{printable, printable_lines};
 
 /// Time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);

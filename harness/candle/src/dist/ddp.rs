@@ -27,27 +27,28 @@
 //! step from the last parameter to the first, afterwards in the order of completion on rank 0. (A model may register
 //! its norms after all other parameters. Their bucket completes last, and would delay all others.)
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::matmul::reserve_sms;
+use crate::memory::{self, Elem, kernel_error};
 use candle_core::{DType, Tensor};
-use half::bf16;
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::rank_sum::{self, RankReduction};
 use tilewright::{Device as KernelDevice, View, ViewMut};
-use tilewright_candle::memory::{Elem, kernel_error};
 
 use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
 use super::comm::{Call, CommError, Communicator, Dtype, EventTimer, Handle, Op, PeerBuffer, Reduce};
 use super::error::{Error, Result};
-use crate::ops::{memory, reserve_sms};
-use crate::params::{GradReadyHook, ParamId, Params};
+use super::flat::{FlatParam, FlatParams, ParamId};
 
 /// When gradients are all-reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GradSync {
     /// One all-reduce for each parameter, after backward
@@ -61,6 +62,9 @@ pub enum GradSync {
 }
 
 impl GradSync {
+    /// All forms.
+    pub const ALL: [GradSync; 4] = [GradSync::Naive, GradSync::Flat, GradSync::Overlap, GradSync::Bucketed];
+
     pub fn name(self) -> &'static str {
         match self {
             GradSync::Naive => "naive",
@@ -189,11 +193,12 @@ impl SyncStats {
 /// Averages the gradients of a model over all ranks.
 pub struct Ddp {
     inner: Arc<Inner>,
-    _hook: GradReadyHook,
+    _hook: Box<dyn Any + Send + Sync>,
 }
 
 struct Inner {
-    params: Params,
+    params: Box<dyn FlatParams>,
+    parameters: Vec<FlatParam>,
     comm: Arc<Communicator>,
     options: DdpOptions,
     buckets: Vec<Bucket>,
@@ -237,8 +242,16 @@ impl Ddp {
     ///
     /// # Errors
     /// Ranks with parameters or options other than rank 0's; errors of communication.
-    pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
-        check_same(params, &comm, &options)?;
+    pub fn new<P>(params: &P, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp>
+    where
+        P: FlatParams + Clone + 'static,
+    {
+        Ddp::of(Box::new(params.clone()), comm, options)
+    }
+
+    fn of(params: Box<dyn FlatParams>, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
+        let parameters = params.parameters();
+        check_same(&parameters, params.grads().dtype(), &comm, &options)?;
         if options.overlaps_backward() {
             // Copy engines need no communicator with fewer CTAs.
             comm.set_overlap_max_ctas(if options.copy_engines { 0 } else { options.nccl_ctas })?;
@@ -246,35 +259,45 @@ impl Ddp {
         }
         let (form, world) = (options.form, comm.world());
         let buckets = match form {
-            GradSync::Naive | GradSync::Overlap => buckets(params, 0),
-            GradSync::Flat => buckets(params, usize::MAX),
+            GradSync::Naive | GradSync::Overlap => buckets(&parameters, 0),
+            GradSync::Flat => buckets(&parameters, usize::MAX),
             GradSync::Bucketed => {
                 let all = params.flat_len() * size_of::<f32>();
-                buckets(params, options.bucket_bytes.unwrap_or_else(|| bucket_bytes(all, comm.is_on_device())))
+                buckets(&parameters, options.bucket_bytes.unwrap_or_else(|| bucket_bytes(all, comm.is_on_device())))
             }
         };
-        let mut bucket_of = vec![None; params.len()];
+        let mut bucket_of = vec![None; parameters.len()];
         for (index, bucket) in buckets.iter().enumerate() {
             bucket.ids.iter().for_each(|id| bucket_of[id.0] = Some(index));
         }
-        broadcast_values(params, &comm)?;
+        broadcast_values(&*params, &comm)?;
         tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
-        let step_state = StepState::new(&buckets, params.len());
-        let wanted = options.can_use_peer_gradients(grad_dtype(params), world);
+        let step_state = StepState::new(&buckets, parameters.len());
+        let wanted = options.can_use_peer_gradients(grad_dtype(&*params), world);
         let reads_peer =
-            wanted && grad_dtype(params).size() == 2 && all_true(&comm, params.make_grads_ipc_shareable()?)?;
-        let (tensor, dtype) = (params.grads(), grad_dtype(params));
+            wanted && grad_dtype(&*params).size() == 2 && all_true(&comm, params.make_grads_ipc_shareable()?)?;
+        let (tensor, dtype) = (params.grads(), grad_dtype(&*params));
         let grads = match dtype {
             Dtype::Bf16 => address::<bf16>(&tensor)?,
             _ => address::<f32>(&tensor)?,
         };
         let flat = FlatGradients { tensor, address: grads, dtype };
         let peer_gradients = peer_gradients(&flat, &comm, wanted, reads_peer)?;
-        let (params, step_state) = (params.clone(), Mutex::new(step_state));
-        let inner =
-            Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, peer_gradients, step_state });
+        let step_state = Mutex::new(step_state);
+        let inner = Arc::new(Inner {
+            params,
+            parameters,
+            comm,
+            options,
+            buckets,
+            bucket_of,
+            grads,
+            dtype,
+            peer_gradients,
+            step_state,
+        });
         let registered = inner.clone();
-        let hook = inner.params.on_grad_ready(move |id| registered.on_grad_ready(id).map_err(Into::into));
+        let hook = inner.params.on_grad_ready(Box::new(move |id| registered.on_grad_ready(id).map_err(Into::into)));
         Ok(Ddp { inner, _hook: hook })
     }
 
@@ -418,7 +441,7 @@ impl Ddp {
     ///
     /// # Errors
     /// Errors of the launches.
-    pub(crate) fn average_with_peer(&self) -> Result<()> {
+    pub fn average_with_peer(&self) -> Result<()> {
         let Some(peer) = &self.inner.peer_gradients else { return Ok(()) };
         self.inner.buckets.iter().try_for_each(|bucket| self.inner.average(&bucket.range, peer))
     }
@@ -480,7 +503,7 @@ impl Inner {
         if std::mem::replace(&mut step_state.ready[id.0], true) {
             return Err(Error::Misuse(format!(
                 "`{}` got a second gradient in one step\n  help: run all backward passes of a step but the last inside no_sync, and finish_gradient_synchronization after the last",
-                self.params.param(id).name()
+                self.parameters[id.0].name
             )));
         }
         step_state.missing[bucket] -= 1;
@@ -602,11 +625,7 @@ pub struct PeerGradients {
 
 impl PeerGradients {
     /// The elements in `range`, of the gradients' dtype, for kernels on this rank's `device`.
-    pub(crate) fn view<'a, G: Elem + FloatElement>(
-        &'a self,
-        device: &'a KernelDevice,
-        range: &Range<usize>,
-    ) -> View<'a, G> {
+    pub fn view<'a, G: Elem + FloatElement>(&'a self, device: &'a KernelDevice, range: &Range<usize>) -> View<'a, G> {
         let begin = self.address + (range.start * size_of::<G>()) as u64;
         // SAFETY: the memory is as long as the flat gradient and mapped in this process while `self` lives, which the
         // view borrows. The peer writes the memory only until the exchange of these elements is complete and, with peer
@@ -616,7 +635,7 @@ impl PeerGradients {
 }
 
 /// The dtype in which gradients are stored.
-fn grad_dtype(params: &Params) -> Dtype {
+fn grad_dtype(params: &dyn FlatParams) -> Dtype {
     match params.grads().dtype() {
         DType::BF16 => Dtype::Bf16,
         _ => Dtype::F32,
@@ -690,16 +709,16 @@ fn ipc_shareable<G: Elem>(flat: &Tensor) -> Result<(Arc<Tensor>, u64)> {
 }
 
 /// Address of a flat tensor's first element, on the host or on the GPU.
-pub(super) fn address<T: memory::Elem>(flat: &candle_core::Tensor) -> Result<u64> {
+pub fn address<T: memory::Elem>(flat: &candle_core::Tensor) -> Result<u64> {
     Ok(memory::write::<T, _>(flat, |_, elements| Ok(elements.address()))?)
 }
 
 /// Fails on all ranks unless all have the same parameters (names, shapes, frozen or not) and options.
-fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Result<()> {
+fn check_same(params: &[FlatParam], grads: DType, comm: &Communicator, options: &DdpOptions) -> Result<()> {
     let mut hash = blake3::Hasher::new();
-    hash.update(format!("{options:?} {:?}\n", params.grads().dtype()).as_bytes());
-    for param in params.iter() {
-        hash.update(format!("{} {:?} {}\n", param.name(), param.shape(), param.requires_grad()).as_bytes());
+    hash.update(format!("{options:?} {grads:?}\n").as_bytes());
+    for param in params {
+        hash.update(format!("{} {:?} {}\n", param.name, param.shape, param.requires_grad).as_bytes());
     }
     let own = u64::from_le_bytes(hash.finalize().as_bytes()[..8].try_into().unwrap_or_default());
     let mut all = vec![0_u64; comm.world()];
@@ -719,11 +738,17 @@ fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Res
 ///
 /// # Errors
 /// Errors of communication.
-pub fn broadcast_values(params: &Params, comm: &Communicator) -> Result<()> {
-    let call = Call { op: Op::Broadcast { root: 0 }, dtype: Dtype::F32, count: params.flat_len(), comm_dtype: None };
-    let values = address::<f32>(params.values())?;
-    // SAFETY: the values live as long as `params`, and the handle is waited for.
-    let handle = unsafe { comm.start(call, values as *mut u8)? };
-    handle.wait()?;
-    Ok(params.refresh_compute_weights()?)
+pub fn broadcast_values(params: &dyn FlatParams, comm: &Communicator) -> Result<()> {
+    for tensor in params.values() {
+        let (dtype, address) = match tensor.dtype() {
+            DType::BF16 => (Dtype::Bf16, address::<bf16>(&tensor)?),
+            DType::F16 => (Dtype::F16, address::<f16>(&tensor)?),
+            _ => (Dtype::F32, address::<f32>(&tensor)?),
+        };
+        let call = Call { op: Op::Broadcast { root: 0 }, dtype, count: tensor.elem_count(), comm_dtype: None };
+        // SAFETY: the tensor is alive, and the handle is waited for.
+        let handle = unsafe { comm.start(call, address as *mut u8)? };
+        handle.wait()?;
+    }
+    Ok(params.values_changed()?)
 }

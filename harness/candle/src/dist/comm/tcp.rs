@@ -17,7 +17,7 @@ use super::call::HEADER_BYTES;
 use super::links::{LinkError, Links, OverLinks};
 use super::roll_call::{self, LinkState, TRUNCATED, flush_and_send, read_head, write_head};
 use super::{Communicator, Options, Result};
-use crate::escape::printable_lines;
+use tilewright::escape::printable_lines;
 
 /// Kinds of messages.
 pub(super) const CALL: u32 = 0x7743_0001;
