@@ -1,5 +1,5 @@
-//! Arrays of Python: NumPy arrays, PyTorch tensors, and objects with `__array_interface__`,
-//! `__cuda_array_interface__`.
+//! Arrays of Python: NumPy arrays, PyTorch tensors, and objects with `__array_interface__`, `__cuda_array_interface__` or
+//! `__dlpack__`.
 
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -10,7 +10,9 @@ use smallvec::SmallVec;
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Device, Dtype, Element, View, ViewMut};
 
+use crate::call::shown;
 use crate::device::{Place, gpu_of_address};
+use crate::dlpack;
 use crate::torch::abi::Handle;
 
 /// Which library's array this is.
@@ -23,7 +25,7 @@ pub enum Source {
 pub type Dims = SmallVec<[i64; 6]>;
 
 /// What keeps the memory of an array.
-enum Owner {
+pub enum Owner {
     Object(Py<PyAny>),
     /// A tensor of PyTorch's C++ library.
     Tensor(Handle),
@@ -31,7 +33,7 @@ enum Owner {
 
 /// An array: its memory, and how its elements lie there. Keeps the memory.
 pub struct Array {
-    owner: Owner,
+    pub owner: Owner,
     /// Address of the first element.
     pub address: u64,
     pub dtype: Dtype,
@@ -103,10 +105,13 @@ impl Array {
         {
             return from_torch(torch, name, object);
         }
-        if is_numpy_scalar(object)? {
-            return Err(PyTypeError::new_err(format!(
-                "{name}: expected an array, found a NumPy scalar: use np.array(…)"
-            )));
+        match numpy_class(object)? {
+            Some(NumpyClass::Scalar) => {
+                let text = format!("{name}: expected an array, found a NumPy scalar: use np.array(…)");
+                return Err(PyTypeError::new_err(text));
+            }
+            Some(NumpyClass::Masked) => return Err(masked(name)),
+            None => {}
         }
         for (attribute, gpu) in
             [(intern!(py, "__cuda_array_interface__"), true), (intern!(py, "__array_interface__"), false)]
@@ -117,9 +122,12 @@ impl Array {
                 Err(error) => return Err(error),
             }
         }
+        if let Some(array) = dlpack::read(name, object)? {
+            return checked(name, array);
+        }
         Err(PyTypeError::new_err(format!(
-            "{name}: expected an array (NumPy, PyTorch, or with __array_interface__ or __cuda_array_interface__), found \
-             {}",
+            "{name}: expected an array (NumPy, PyTorch, or with __array_interface__, __cuda_array_interface__ or \
+             __dlpack__), found {}",
             object.get_type().name()?
         )))
     }
@@ -387,15 +395,34 @@ fn in_storage(name: &str, array: Array, offset: u64, bytes: u64) -> PyResult<Arr
             "{name}: its memory was freed: a tensor of {span} elements has a storage of {bytes} bytes"
         )));
     }
-    aligned(name, array)
+    checked(name, array)
 }
 
 fn dims(tuple: &Bound<'_, PyAny>) -> PyResult<Dims> {
     tuple.cast::<PyTuple>()?.iter().map(|n| n.extract()).collect()
 }
 
-/// An array checked for the alignment of its elements.
-fn aligned(name: &str, array: Array) -> PyResult<Array> {
+/// An array checked for the alignment of its elements, and for a range of memory: later arithmetic on it does not overflow.
+fn checked(name: &str, array: Array) -> PyResult<Array> {
+    let (mut below, mut above) = (0_i128, 0_i128);
+    for (&n, &stride) in array.shape.iter().zip(&array.strides).filter(|_| !array.shape.contains(&0)) {
+        let reach = i128::from(n - 1) * i128::from(stride);
+        (below, above) = (below.saturating_add(reach.min(0)), above.saturating_add(reach.max(0)));
+    }
+    let extents = array.shape.iter().try_fold(array.dtype.size() as i64, |bytes, &n| bytes.checked_mul(n.max(1)));
+    let size = array.dtype.size() as i128;
+    let at = |elements: i128| i128::from(array.address).saturating_add(elements.saturating_mul(size));
+    if extents.is_none()
+        || at(below) < 0
+        || at(above + 1) > i128::from(u64::MAX)
+        || above - below >= i128::from(i64::MAX) / size
+    {
+        return Err(PyValueError::new_err(format!(
+            "{name}: its elements are outside of memory: the address is {:#x}, the shape {:?} and the strides {:?}, in \
+             elements",
+            array.address, array.shape, array.strides
+        )));
+    }
     if array.address.is_multiple_of(array.dtype.size() as u64) {
         return Ok(array);
     }
@@ -408,7 +435,8 @@ fn aligned(name: &str, array: Array) -> PyResult<Array> {
 
 /// The element type of a NumPy array, by the name of its type where the interface has no word for it.
 fn interface_dtype(name: &str, object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<Dtype> {
-    let by_code = match typestr.trim_start_matches(['<', '|', '=']) {
+    let code = typestr.trim_start_matches(['<', '>', '|', '=']);
+    let by_code = match code {
         "b1" => Some(Dtype::Bool),
         "i1" => Some(Dtype::I8),
         "i2" => Some(Dtype::I16),
@@ -423,16 +451,29 @@ fn interface_dtype(name: &str, object: &Bound<'_, PyAny>, typestr: &str) -> PyRe
         "f8" => Some(Dtype::F64),
         _ => None,
     };
-    let by_name = || match object.getattr("dtype").ok()?.getattr("name").ok()?.extract::<String>().ok()?.as_str() {
-        // Types of the package ml_dtypes.
-        "bfloat16" => Some(Dtype::Bf16),
-        "float8_e4m3fn" => Some(Dtype::F8E4M3),
-        "float8_e5m2" => Some(Dtype::F8E5M2),
-        _ => None,
-    };
-    by_code.or_else(by_name).ok_or_else(|| {
-        let found = object.getattr("dtype").map_or_else(|_| typestr.to_string(), |dtype| dtype.to_string());
-        let hint = if typestr.starts_with('>') { ": convert it to this machine's byte order" } else { "" };
+    // Types of the package ml_dtypes, whose words only say how many bytes they have.
+    let by_name =
+        || match (object.getattr("dtype").ok()?.getattr("name").ok()?.extract::<String>().ok()?.as_str(), code) {
+            ("bfloat16", "V2" | "f2") => Some(Dtype::Bf16),
+            ("float8_e4m3fn", "V1" | "f1") => Some(Dtype::F8E4M3),
+            ("float8_e5m2", "V1" | "f1") => Some(Dtype::F8E5M2),
+            _ => None,
+        };
+    // The code of ml_dtypes' types may be that of another type.
+    let dtype = by_name().or(by_code);
+    let swapped = typestr.starts_with('>') && dtype.is_none_or(|dtype| dtype.size() > 1);
+    let itemsize = || object.getattr("dtype").ok()?.getattr("itemsize").ok()?.extract::<usize>().ok();
+    if let (Some(dtype), Some(itemsize)) = (dtype, itemsize())
+        && dtype.size() != itemsize
+    {
+        return Err(PyTypeError::new_err(format!(
+            "{name}: its array interface has elements of type {}, its dtype has {itemsize} bytes",
+            shown(typestr)
+        )));
+    }
+    dtype.filter(|_| !swapped).ok_or_else(|| {
+        let found = object.getattr("dtype").map_or_else(|_| shown(typestr), shown);
+        let hint = if swapped { ": convert it to this machine's byte order" } else { "" };
         PyTypeError::new_err(format!("{name}: kernels have no element type for an array of {found}{hint}"))
     })
 }
@@ -446,11 +487,20 @@ fn from_interface(name: &str, object: &Bound<'_, PyAny>, interface: &Bound<'_, P
     };
     let dtype = interface_dtype(name, object, entry("typestr")?.extract::<&str>()?)?;
     let shape = dims(&entry("shape")?)?;
-    let extent = |product: i64, &n: &i64| product.checked_mul(n.max(1)).filter(|_| n >= 0);
-    if shape.iter().try_fold(dtype.size() as i64, extent).is_none() {
+    if shape.iter().any(|&n| n < 0) {
         return Err(PyValueError::new_err(format!("{name}: its array interface has the shape {shape:?}")));
     }
-    let (address, read_only): (u64, bool) = entry("data")?.extract()?;
+    if interface.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
+        return Err(masked(name));
+    }
+    let data = entry("data")?;
+    let wrong_data = |_| {
+        let found = shown(&data);
+        PyValueError::new_err(format!(
+            "{name}: its array interface has the data {found}, expected (address, read-only)"
+        ))
+    };
+    let (address, read_only): (u64, bool) = data.extract().map_err(wrong_data)?;
     let size = dtype.size() as i64;
     let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
         None => row_major(&shape),
@@ -477,7 +527,18 @@ fn from_interface(name: &str, object: &Bound<'_, PyAny>, interface: &Bound<'_, P
         true if empty => Place::Gpu(0),
         true => Place::Gpu(gpu_of_address(py, address)?),
     };
-    let stream = interface.get_item("stream")?.and_then(|stream| stream.extract().ok());
+    let stream = match interface.get_item("stream")?.filter(|stream| gpu && !stream.is_none()) {
+        None => None,
+        Some(stream) => match stream.extract::<u64>() {
+            Ok(handle) if handle > 0 => Some(handle),
+            _ => {
+                let found = shown(&stream);
+                return Err(PyValueError::new_err(format!(
+                    "{name}: its array interface has the stream {found}, expected None, 1, 2 or a handle"
+                )));
+            }
+        },
+    };
     if !empty && address == 0 {
         return Err(PyValueError::new_err(format!("{name}: it has no memory")));
     }
@@ -490,21 +551,37 @@ fn from_interface(name: &str, object: &Bound<'_, PyAny>, interface: &Bound<'_, P
         writable: !read_only,
         place,
         source: Source::Interface,
-        stream: stream.filter(|_| gpu),
+        stream,
     };
-    aligned(name, array)
+    checked(name, array)
 }
 
-/// Whether an object is a scalar of NumPy: its array interface names memory that is already freed.
-fn is_numpy_scalar(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let is =
-        |class: Bound<'_, PyType>| -> PyResult<bool> { Ok(class.name()? == "generic" && class.module()? == "numpy") };
+fn masked(name: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "{name}: expected an array without a mask: kernels would ignore it; use its filled(…), or its data"
+    ))
+}
+
+/// Objects of NumPy with an array interface that says too little.
+enum NumpyClass {
+    /// Its array interface names memory that is already freed.
+    Scalar,
+    /// Its array interface has no mask.
+    Masked,
+}
+
+fn numpy_class(object: &Bound<'_, PyAny>) -> PyResult<Option<NumpyClass>> {
     for class in object.get_type().mro() {
-        if is(class.cast_into::<PyType>()?)? {
-            return Ok(true);
+        let class = class.cast_into::<PyType>()?;
+        let name = class.name()?;
+        let module = || class.module().map(|module| module.to_string());
+        match name.to_str()? {
+            "generic" if module()? == "numpy" => return Ok(Some(NumpyClass::Scalar)),
+            "MaskedArray" if module()?.starts_with("numpy.ma") => return Ok(Some(NumpyClass::Masked)),
+            _ => {}
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 pub fn row_major(shape: &[i64]) -> Dims {

@@ -12,6 +12,16 @@ use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tilewright::cudarc::driver::result::ctx;
 use tilewright::cudarc::driver::sys::CUcontext;
+use tilewright::escape::printable;
+
+/// A user's text in a message: escaped, and at most a few lines long.
+pub fn shown(text: impl std::fmt::Display) -> String {
+    let text = text.to_string();
+    match text.char_indices().nth(200) {
+        None => printable(&text),
+        Some((end, _)) => format!("{}... ({} bytes)", printable(&text[..end]), text.len()),
+    }
+}
 
 create_exception!(tilewright, Error, PyRuntimeError, "What a kernel, its arguments or the device do not allow.");
 create_exception!(tilewright, InternalError, Error, "A mistake in Tilewright itself.");

@@ -15,7 +15,7 @@ use tilewright::precompiled::{Access, Document, MemoryArg};
 use tilewright::{CompiledKernel, LaunchArg};
 
 use crate::array::Array;
-use crate::call::{Error, without_gil};
+use crate::call::{Error, shown, without_gil};
 use crate::device::Place;
 use crate::kernel::grid as parse_grid;
 use crate::{ops, options};
@@ -40,15 +40,16 @@ fn code_file(kernel: &str, code: &Code) -> (&'static str, String) {
 #[pyfunction]
 pub fn load(folder: PathBuf) -> PyResult<Compiled> {
     let read = |path: &Path| {
-        std::fs::read(path).map_err(|error| PyOSError::new_err(format!("cannot read {}: {error}", path.display())))
+        std::fs::read(path)
+            .map_err(|error| PyOSError::new_err(format!("cannot read {}: {error}", shown(path.display()))))
     };
     let path = folder.join("manifest.json");
-    let wrong = |reason: &str| PyValueError::new_err(format!("{}: {reason}", path.display()));
+    let wrong = |reason: &str| PyValueError::new_err(format!("{}: {reason}", shown(path.display())));
     let text = String::from_utf8(read(&path)?).map_err(|_| wrong("it is not text"))?;
     let document = Document::from_json(&text).map_err(|error| wrong(&error.to_string()))?;
     // A manifest is read from its own folder only, and written to it by `save`.
     if let Some(name) = document.files.values().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
-        return Err(wrong(&format!("`{name}` is not the name of a file in its folder")));
+        return Err(wrong(&format!("`{}` is not the name of a file in its folder", shown(name))));
     }
     let file = |kind: &str| document.files.get(kind).map(|name| folder.join(name));
     let bytes = match (file("ptx"), file("obj")) {
@@ -162,7 +163,7 @@ impl Compiled {
     /// Writes the code and `manifest.json` to a folder, which is created if it does not exist.
     fn save(&self, folder: PathBuf) -> PyResult<()> {
         let failed = |path: &Path, error: std::io::Error| {
-            PyOSError::new_err(format!("cannot write {}: {error}", path.display()))
+            PyOSError::new_err(format!("cannot write {}: {error}", shown(path.display())))
         };
         std::fs::create_dir_all(&folder).map_err(|error| failed(&folder, error))?;
         let (kind, default) = code_file(&self.artifact.manifest.kernel, &self.artifact.code);

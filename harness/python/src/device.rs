@@ -78,7 +78,8 @@ fn forked() -> PyErr {
 }
 
 /// Returns the device of all arrays, with the stream that orders a launch: `stream`, else PyTorch's current stream, else
-/// the stream that an array's interface names, else the default stream.
+/// the first stream that an array's interface names, else the default stream. It waits for the other streams that
+/// interfaces name.
 ///
 /// # Errors
 /// Arrays on different devices, a GPU that is not supported, an object that is no stream.
@@ -94,7 +95,24 @@ pub fn of_arrays(
         None if arrays.iter().any(|(_, array)| array.source == Source::Torch) => current_torch_stream(py, ordinal)?,
         None => arrays.iter().find_map(|(_, array)| array.stream).unwrap_or(0),
     };
-    py.detach(|| gpu(ordinal, handle))
+    let device = py.detach(|| gpu(ordinal, handle))?;
+    for producer in other_streams(arrays, handle) {
+        let producer = py.detach(|| gpu(ordinal, producer))?;
+        without_gil(py, || device.stream().wait(&producer.stream().record()?))?;
+    }
+    Ok(device)
+}
+
+/// The streams that arrays' interfaces name, besides the stream of the launch: it waits for the work queued there, which
+/// may still write the arrays.
+fn other_streams(arrays: &[(&str, &Array)], launch: u64) -> smallvec::SmallVec<[u64; 2]> {
+    let mut streams = smallvec::SmallVec::new();
+    for stream in arrays.iter().filter_map(|(_, array)| array.stream) {
+        if stream != launch && !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+    streams
 }
 
 /// Where all arrays are: the CPU if there are none.

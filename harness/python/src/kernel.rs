@@ -13,7 +13,7 @@ use tilewright::kernels::KERNELS;
 use tilewright::{Device, Dtype, Grid, LaunchArg, LaunchConfig};
 
 use crate::array::Array;
-use crate::call::without_gil;
+use crate::call::{shown, without_gil};
 use crate::compiled::Compiled;
 use crate::{ops, options};
 
@@ -97,7 +97,7 @@ fn bind<'py>(
 
 /// Fails if there are names that no parameter has.
 fn no_more(def: &KernelDef, named: &Bound<'_, PyDict>) -> PyResult<()> {
-    let Some(name) = named.keys().iter().next() else { return Ok(()) };
+    let Some(name) = named.keys().iter().next().map(shown) else { return Ok(()) };
     let names: Vec<&str> = def.params.iter().map(|p| p.name).collect();
     Err(PyTypeError::new_err(format!(
         "kernel `{}` has no parameter `{name}`: its parameters are {}",
@@ -111,7 +111,7 @@ pub fn grid(value: &Bound<'_, PyAny>) -> PyResult<Grid> {
     if let Ok(x) = value.extract::<i64>() {
         return Ok(x.into());
     }
-    let wrong = || PyTypeError::new_err(format!("grid: expected one to three integers, found {value}"));
+    let wrong = || PyTypeError::new_err(format!("grid: expected one to three integers, found {}", shown(value)));
     match value.extract::<Vec<i64>>().map_err(|_| wrong())?.as_slice() {
         [x] => Ok((*x).into()),
         [x, y] => Ok((*x, *y).into()),
@@ -126,7 +126,8 @@ impl Kernel {
     fn new(name: &str) -> PyResult<Kernel> {
         let def = KERNELS.iter().copied().find(|def| def.has_name(name));
         let def = def.ok_or_else(|| {
-            PyKeyError::new_err(format!("there is no kernel `{name}`: the kernels are {}", kernel_names().join(", ")))
+            let names = kernel_names().join(", ");
+            PyKeyError::new_err(format!("there is no kernel `{}`: the kernels are {names}", shown(name)))
         })?;
         Ok(Kernel { def })
     }
@@ -279,7 +280,8 @@ impl Kernel {
             "host" => Target::Host(HostCpu::native()),
             name => Target::Nvptx(name.parse::<GpuArch>().map_err(|_| {
                 PyValueError::new_err(format!(
-                    "there is no target `{name}`: the targets are sm_80, sm_86, sm_89, sm_90a and host"
+                    "there is no target `{}`: the targets are sm_80, sm_86, sm_89, sm_90a and host",
+                    shown(name)
                 ))
             })?),
         };
@@ -329,7 +331,11 @@ fn specialization(
         for (name, number) in given.into_iter().flat_map(|given| given.iter()) {
             let (name, number): (String, i64) = (name.extract()?, number.extract()?);
             let wrong = |reason: &str| {
-                PyValueError::new_err(format!("kernel `{}`: an assumption about `{name}`: {reason}", def.name))
+                PyValueError::new_err(format!(
+                    "kernel `{}`: an assumption about `{}`: {reason}",
+                    def.name,
+                    shown(&name)
+                ))
             };
             let Some(index) = passed.iter().position(|p| p.name == name) else {
                 return Err(wrong("there is no such argument"));

@@ -2,6 +2,7 @@
 //! tensors and other arrays, without copies.
 //!
 //! - `array.rs` reads address, shape, strides, element type and device of an array, and holds the array meanwhile.
+//! - `dlpack.rs` does so for objects with `__dlpack__`.
 //! - `device.rs` finds the device and stream of a launch.
 //! - `kernel.rs` compiles and launches any kernel that ships; `options.rs` converts its arguments.
 //! - `compiled.rs` has code compiled ahead of time, here or elsewhere, with its manifest.
@@ -13,6 +14,7 @@ mod array;
 mod call;
 mod compiled;
 mod device;
+mod dlpack;
 mod kernel;
 mod ops;
 mod options;

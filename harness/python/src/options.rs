@@ -9,6 +9,8 @@ use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
 use tilewright::codegen::pipeline::MAX_REGISTERS;
 use tilewright::codegen::target::CompileOptions;
 
+use crate::call::shown;
+
 /// A number of the type `dtype` for the argument `name`.
 ///
 /// # Errors
@@ -57,7 +59,7 @@ pub fn scalar(kernel: &str, name: &str, value: &Bound<'_, PyAny>, dtype: DType) 
 /// `TypeError` for another object or a value of another type than the parameter's.
 pub fn constant(def: &KernelDef, name: &str, ty: &str, value: &Bound<'_, PyAny>) -> PyResult<ConstValue> {
     let wrong = || {
-        let found = value.repr().map_or_else(|_| "an object".into(), |repr| repr.to_string());
+        let found = value.repr().map_or_else(|_| "an object".into(), shown);
         PyTypeError::new_err(format!("kernel `{}`: the constant `{name}` ({ty}) cannot be {found}", def.name))
     };
     let constant = if value.is_instance_of::<PyBool>() {
@@ -78,6 +80,8 @@ pub fn constant(def: &KernelDef, name: &str, ty: &str, value: &Bound<'_, PyAny>)
         ("usize" | "u64" | "u32" | "i32" | "i64" | "f32" | "f64" | "bool", _) => false,
         (_, constant) => matches!(constant, ConstValue::Variant(_)),
     };
+    // Names of variants are short.
+    let fits = fits && !matches!(&constant, ConstValue::Variant(word) if word.len() > 200);
     if fits { Ok(constant) } else { Err(wrong()) }
 }
 
@@ -92,9 +96,10 @@ pub fn types(def: &KernelDef, types: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<
         let members = || generic.members().iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
         let dtype = DType::from_name(name).filter(|dtype| generic.members().contains(dtype)).ok_or_else(|| {
             PyValueError::new_err(format!(
-                "kernel `{}`: `{}` cannot be {name}: expected one of {}",
+                "kernel `{}`: `{}` cannot be {}: expected one of {}",
                 def.name,
                 generic.name,
+                shown(name),
                 members()
             ))
         })?;
@@ -113,8 +118,9 @@ pub fn types(def: &KernelDef, types: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<
         let Some(index) = def.generics.iter().position(|generic| generic.name == parameter) else {
             let names: Vec<&str> = def.generics.iter().map(|generic| generic.name).collect();
             return Err(PyValueError::new_err(format!(
-                "kernel `{}` has no type parameter `{parameter}`: it has {}",
+                "kernel `{}` has no type parameter `{}`: it has {}",
                 def.name,
+                shown(parameter),
                 if names.is_empty() { "none".to_string() } else { names.join(", ") }
             )));
         };
@@ -145,8 +151,9 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
     let mut options = CompileOptions::default();
     for (name, value) in given.into_iter().flat_map(|given| given.iter()) {
         let name: String = name.extract()?;
-        let wrong =
-            |expected: &str| PyValueError::new_err(format!("options: `{name}` is {value}: expected {expected}"));
+        let wrong = |expected: &str| {
+            PyValueError::new_err(format!("options: `{}` is {}: expected {expected}", shown(&name), shown(&value)))
+        };
         let number = |expected: &str| value.extract::<u32>().map_err(|_| wrong(expected));
         let choice = || value.extract::<Option<bool>>().map_err(|_| wrong("True, False or None"));
         match name.as_str() {
@@ -178,8 +185,9 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
             "wgmma_f32" => options.schedule.wgmma_f32 = choice()?,
             _ => {
                 return Err(PyValueError::new_err(format!(
-                    "options: there is no option `{name}`: there are num_warps, num_stages, max_registers, asserts, tma, \
-                     warp_specialize, overlap, pingpong and wgmma_f32"
+                    "options: there is no option `{}`: there are num_warps, num_stages, max_registers, asserts, tma, \
+                     warp_specialize, overlap, pingpong and wgmma_f32",
+                    shown(name)
                 )));
             }
         }

@@ -291,6 +291,19 @@ def test_linear_cross_entropy(device, dtype, reduction, monkeypatch):
     )
 
 
+def test_linear_cross_entropy_sums_the_gradient_of_the_weight_in_float32(device, monkeypatch):
+    """Many chunks: a sum in bfloat16 would lose them, once it is large beside one of them."""
+    monkeypatch.setattr(tt, "_CHUNK_ROWS", 4)
+    x = torch.rand(2048, 16, device=device).bfloat16().requires_grad_()
+    weight = (torch.randn(8, 16, device=device) / 8).bfloat16().requires_grad_()
+    target = torch.zeros(2048, dtype=torch.int64, device=device)
+    tt.linear_cross_entropy(x, weight, target, reduction="sum").backward()
+    x64, weight64 = (t.detach().double().requires_grad_() for t in (x, weight))
+    F.cross_entropy(x64 @ weight64.t(), target, reduction="sum").backward()
+    error = (weight.grad.double() - weight64.grad).abs().max() / weight64.grad.abs().max()
+    assert error < 2 ** -8, error
+
+
 def plain_swiglu(x):
     a, b = x.chunk(2, -1)
     return F.silu(a) * b
@@ -638,6 +651,16 @@ def test_mistakes_are_exceptions(device):
         tt.attention(q, q, q, precision="fast")
     with pytest.raises(tilewright.Error, match="scale"):
         tt.attention(q, q, q, scale=-1.0)
+    for base in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="base: expected a positive finite number"):
+            tt.rope(q, base=base)
+    for call in (
+        lambda text: tt.attention(q, q, q, precision=text),
+        lambda text: tt.cross_entropy(q, q[..., 0].long(), reduction=text),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call("x" * (1 << 20))
+        assert len(str(caught.value)) < 1000
     if device == "cuda":
         with pytest.raises(tilewright.Error, match="different devices: `q` is on GPU 0, `k` on the CPU"):
             tt.attention(q, q.cpu(), q)
@@ -703,6 +726,20 @@ def test_compiled_code_with_tensor_maps(device, tmp_path):
     torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=2e-2, atol=0.3)
     with pytest.raises(tilewright.Error, match="out of bounds"):
         code(a, b, a, a, c, 1, k, 1, m + 16, n, k, k, 1, n, 1, n, 1, grid=9)
+
+
+def test_tensors_by_dlpack(device):
+    """For objects that have nothing but DLPack."""
+
+    class Dlpack:
+        def __init__(self, tensor):
+            self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
+
+    x, y = torch.randn(100, 60, device=device), torch.empty(100, 60, device=device)
+    tilewright._native.softmax_forward(Dlpack(x), Dlpack(y))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    torch.testing.assert_close(y, torch.softmax(x, -1))
 
 
 def test_many_threads(device):

@@ -63,7 +63,7 @@ _PRECISIONS = {None: 0, "ieee": 1, "tf32": 2, "tf32x3": 3}
 
 def _precision(name: str | None) -> int:
     if name not in _PRECISIONS:
-        raise ValueError(f"precision: expected ieee, tf32 or tf32x3, found {name}")
+        raise ValueError(f"precision: expected ieee, tf32 or tf32x3, found {name!s:.200}")
     return _PRECISIONS[name]
 
 
@@ -335,7 +335,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, r
 def _targets(x: Tensor, target: Tensor, reduction: str) -> Tensor:
     """The targets of the rows of x, in one dimension."""
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction: expected mean, sum or none, found {reduction}")
+        raise ValueError(f"reduction: expected mean, sum or none, found {reduction!s:.200}")
     if x.shape[:-1] != target.shape:
         raise ValueError(f"target: expected the shape {list(x.shape[:-1])}, found {list(target.shape)}")
     return target.reshape(-1)
@@ -374,14 +374,20 @@ def _linear_cross_entropy(
 def _linear_cross_entropy_backward(
     x: Tensor, weight: Tensor, target: Tensor, lse: Tensor, grad_loss: Tensor, ignore_index: int, precision: str
 ) -> tuple[Tensor, Tensor]:
-    grad_x, grad_weight = _dense(x), torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+    grad_x, sum_weight = _dense(x), torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
     grad_buffer = x.new_empty(min(_CHUNK_ROWS, x.shape[0]), weight.shape[0])
+    # The matmul's result has the type of its operands: each chunk's is rounded once, and the sum is float32.
+    chunk_weight = None if weight.dtype == torch.float32 else torch.empty_like(weight)
     for rows, logits in _chunks(x, weight, precision):
         grad = grad_buffer[: len(logits)]
         _native.cross_entropy_backward(logits, target[rows], lse[rows], grad_loss[rows], grad, ignore_index)
         _native.matmul(grad, weight, grad_x[rows], None, "none", precision)
-        _native.matmul(grad.t(), x[rows], grad_weight, None, "none", precision, True)
-    return grad_x, grad_weight
+        if chunk_weight is None:
+            _native.matmul(grad.t(), x[rows], sum_weight, None, "none", precision, True)
+        else:
+            _native.matmul(grad.t(), x[rows], chunk_weight, None, "none", precision)
+            sum_weight += chunk_weight
+    return grad_x, sum_weight.to(weight.dtype)
 
 
 _linear_cross_entropy_backward_op = Op(
@@ -430,7 +436,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """`cross_entropy` of the logits x [..., d] · weight [classes, d]ᵀ, with the logits of 2048 rows in memory at a time.
 
-    The backward pass computes the logits again. `precision` as for `matmul`.
+    The backward pass computes the logits again, and sums the gradient of the weight in float32. `precision` as for
+    `matmul`.
     """
     flat = _targets(x, target, reduction)
     _precision(precision)
@@ -641,6 +648,8 @@ def rope(
     """
     if x.dim() != 4 or x.shape[3] % 2 != 0:
         raise ValueError(f"rope: expected x [batch, heads, n, d] with an even d, found {list(x.shape)}")
+    if not 0 < base < float("inf"):
+        raise ValueError(f"base: expected a positive finite number, found {base}")
     if torch.compiler.is_compiling():
         return _rope_formula(x, base, start, positions, halves)
     return _rope_op(x, _kept_frequencies(x.shape[-1], base, x.device), start, positions, False, halves)

@@ -170,6 +170,8 @@ fn workspace(
     }
     let workspace = Array::new("workspace", &allocate.call1((elements,))?)?;
     super::prepare(py, call.kernel, arguments, &[("workspace", &workspace)], None)?;
+    // Its gaps would be written.
+    expect_dense(&workspace, call.arg("workspace")).map_err(|error| Error::new_err(error.to_string()))?;
     Ok(Some(workspace))
 }
 

@@ -11,7 +11,7 @@ use tilewright::prelude::Precision;
 
 use super::{Call, for_float_type, for_index_type};
 use crate::array::{Argument, Array};
-use crate::call::without_gil;
+use crate::call::{shown, without_gil};
 
 type Object<'a, 'py> = &'a Bound<'py, PyAny>;
 
@@ -20,8 +20,9 @@ type Object<'a, 'py> = &'a Bound<'py, PyAny>;
 /// # Errors
 /// `ValueError` for another name.
 pub fn precision(name: &str) -> PyResult<Precision> {
-    Precision::from_name(name)
-        .ok_or_else(|| PyValueError::new_err(format!("precision: expected ieee, tf32 or tf32x3, found {name}")))
+    Precision::from_name(name).ok_or_else(|| {
+        PyValueError::new_err(format!("precision: expected ieee, tf32 or tf32x3, found {}", shown(name)))
+    })
 }
 
 fn activation(name: &str) -> PyResult<Activation> {
@@ -30,7 +31,9 @@ fn activation(name: &str) -> PyResult<Activation> {
         "relu" => Ok(Activation::Relu),
         "gelu" => Ok(Activation::Gelu),
         "silu" => Ok(Activation::Silu),
-        other => Err(PyValueError::new_err(format!("activation: expected none, relu, gelu or silu, found {other}"))),
+        other => {
+            Err(PyValueError::new_err(format!("activation: expected none, relu, gelu or silu, found {}", shown(other))))
+        }
     }
 }
 
@@ -213,6 +216,9 @@ fn rope_frequencies(d: usize, base: f64) -> PyResult<Vec<f64>> {
     const MAX: usize = 1 << 20;
     if d > MAX {
         return Err(PyValueError::new_err(format!("rope: expected heads of at most {MAX} elements, found {d}")));
+    }
+    if !(base > 0.0 && base.is_finite()) {
+        return Err(PyValueError::new_err(format!("base: expected a positive finite number, found {base}")));
     }
     Ok(rope::frequencies(d, base))
 }
