@@ -1,7 +1,7 @@
 //! Data-parallel training: [`DistributedDataParallel`] over a `VarMap`, ranks and collectives.
 //!
 //! Reading order:
-//! - [`DistributedDataParallel`] is what a program uses, with the [`Communicator`](comm::Communicator) of [`connect_for`].
+//! - [`DistributedDataParallel`] is what a program uses, with the [`Communicator`] of [`connect_for`].
 //! - [`rank`] reads this process's rank and world size from the environment.
 //! - [`comm`] has the collectives and their backends.
 //! - [`rendezvous`] connects the processes of a job, which authenticate each other with a [`secret`].
