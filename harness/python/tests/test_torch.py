@@ -623,6 +623,30 @@ def test_streams(device):
     assert torch.cuda.current_device() == 0
 
 
+def test_streams_that_interfaces_name(device):
+    """A launch waits for the streams of all arrays: without that, the slow one would overwrite the result."""
+    if device == "cpu":
+        pytest.skip("streams need a GPU")
+
+    class Named:
+        def __init__(self, tensor, stream):
+            self.tensor = tensor
+            interface = {**tensor.__cuda_array_interface__, "version": 3, "stream": stream.cuda_stream}
+            self.__cuda_array_interface__ = interface
+
+    x = torch.randn(256, 60, device=device)
+    y = torch.empty_like(x)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    for _ in range(3):  # the first launch compiles
+        torch.cuda.synchronize()
+        with torch.cuda.stream(second):
+            torch.cuda._sleep(50_000_000)
+            y.fill_(7.0)
+        tilewright._native.softmax_forward(Named(x, first), Named(y, second))
+        torch.cuda.synchronize()
+        torch.testing.assert_close(y, torch.softmax(x, -1))
+
+
 @pytest.mark.parametrize("shape", [(0, 16), (3, 0, 16)])
 def test_empty_tensors(device, shape):
     x, w = randn(*shape, device=device), randn(16, device=device)
