@@ -9,11 +9,11 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use tilewright_candle::FusedAdamW;
-use tilewright_candle::dist::DistributedDataParallel;
 use tilewright_candle::dist::comm::Communicator;
 use tilewright_candle::dist::comm::threads::threads;
 use tilewright_candle::dist::ddp::{DdpOptions, Exchange, GradSync};
 use tilewright_candle::dist::error;
+use tilewright_candle::dist::{self, DistributedDataParallel};
 
 const WORLD: usize = 3;
 const LAYERS: usize = 12;
@@ -176,6 +176,48 @@ fn training_is_that_of_one_process() {
             assert_eq!(values, &found[0][name], "the ranks' bits of {name}");
         }
     }
+}
+
+const RANK_OF_A_JOB: &str = "TILEWRIGHT_TEST_RANK";
+
+/// Runs in processes of the test below: connects as a launched program does, and prints the weights after a step.
+#[test]
+fn rank_of_a_job() {
+    if std::env::var_os(RANK_OF_A_JOB).is_none() {
+        return;
+    }
+    let comm = Arc::new(dist::connect().unwrap());
+    assert_eq!((comm.world(), comm.backend()), (WORLD, "tcp"));
+    let rank = comm.rank();
+    let map = variables(rank, DType::F32);
+    let ddp = DistributedDataParallel::new(&map, comm, options(GradSync::Bucketed)).unwrap();
+    let mut optimizer = FusedAdamW::from_var_map(&map, ParamsAdamW::default()).unwrap();
+    optimizer.step(&ddp.backward(&loss(&map, &rows(rank, 0), rank).unwrap()).unwrap()).unwrap();
+    println!("weights: {:?}", flat(&weight(&map, LAYERS - 1)));
+}
+
+/// Ranks as processes, which find each other by the variables that launchers set.
+#[test]
+fn processes_have_the_same_weights() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: usize| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["rank_of_a_job", "--exact", "--nocapture"]).env(RANK_OF_A_JOB, "1");
+        for (name, value) in [("RANK", rank), ("WORLD_SIZE", WORLD), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", WORLD)]
+        {
+            command.env(name, value.to_string());
+        }
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let ranks: Vec<_> = (0..WORLD).map(start).collect();
+    let outputs: Vec<_> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+    let weights = |output: &std::process::Output| {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.split_once("weights: ").unwrap().1.lines().next().unwrap().to_string()
+    };
+    assert!(outputs.iter().all(|output| weights(output) == weights(&outputs[0])));
 }
 
 /// A pass that fails leaves nothing for the next step.

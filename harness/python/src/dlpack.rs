@@ -78,20 +78,21 @@ pub fn read(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
         PyTypeError::new_err(format!("{name}: its __dlpack__() returned no capsule of a DLPack tensor"))
     })?;
     let (tensor, read_only) = content(name, capsule)?;
-    // SAFETY: the capsule holds the tensor, and is alive; its shape and strides have one entry per dimension.
-    let (tensor, shape, strides) = unsafe {
-        let tensor = &*tensor;
-        let entries = |first: *const i64| match tensor.ndim {
-            ..=0 => Dims::new(),
-            rank => Dims::from_slice(std::slice::from_raw_parts(first, rank as usize)),
-        };
-        let shape = entries(tensor.shape);
-        let strides = if tensor.strides.is_null() { None } else { Some(entries(tensor.strides)) };
-        (tensor, shape, strides)
+    // SAFETY: the capsule holds the tensor, and is alive.
+    let tensor = unsafe { &*tensor };
+    let rank = usize::try_from(tensor.ndim).unwrap_or(0);
+    let entries = |first: *const i64| match rank {
+        0 => Some(Dims::new()),
+        _ if first.is_null() => None,
+        // SAFETY: shape and strides have one entry per dimension.
+        _ => Some(Dims::from_slice(unsafe { std::slice::from_raw_parts(first, rank) })),
     };
-    if shape.iter().any(|&n| n < 0) {
-        return Err(PyValueError::new_err(format!("{name}: its DLPack tensor has the shape {shape:?}")));
-    }
+    let (shape, strides) = (entries(tensor.shape), entries(tensor.strides));
+    let Some(shape) = shape.filter(|shape| shape.iter().all(|&n| n >= 0)) else {
+        return Err(PyValueError::new_err(format!(
+            "{name}: its DLPack tensor has no shape, or one with negative extents"
+        )));
+    };
     let dtype = dtype(tensor).ok_or_else(|| {
         let (code, bits, lanes) = (tensor.code, tensor.bits, tensor.lanes);
         PyTypeError::new_err(format!(
