@@ -227,6 +227,17 @@ pub fn fused_multiply_add(dtype: DType, a: u64, b: u64, c: u64) -> u64 {
     }
 }
 
+/// The smaller number; of a number and NaN, the number. −0 is less than +0, as in IEEE 754-2019's minimumNumber and in
+/// PTX.
+pub fn minimum_number(x: f64, y: f64) -> f64 {
+    if x.is_nan() || y.is_nan() { x.min(y) } else { std::cmp::min_by(x, y, f64::total_cmp) }
+}
+
+/// The larger number, as [`minimum_number`].
+pub fn maximum_number(x: f64, y: f64) -> f64 {
+    if x.is_nan() || y.is_nan() { x.max(y) } else { std::cmp::max_by(x, y, f64::total_cmp) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! Elementwise functions on single elements, in the storage format of [`crate::num`].
 
 use crate::ir::{AtomicOp, BinaryOp, CmpOp, DType, UnaryOp};
-use crate::num::{decode, decode_int, encode, encode_int};
+use crate::num::{decode, decode_int, encode, encode_int, maximum_number, minimum_number};
 use std::cmp::Ordering;
 
 /// `op(x)`. Panics if the verifier does not allow the type.
@@ -96,11 +96,8 @@ fn float_binary(op: BinaryOp, dtype: DType, x: f64, y: f64) -> f64 {
         BinaryOp::Mul => x * y,
         BinaryOp::Div => x / y,
         BinaryOp::Rem => x % y,
-        // −0 is less than +0, as in IEEE 754-2019's minimumNumber and in PTX.
-        BinaryOp::Min if x.is_nan() || y.is_nan() => x.min(y),
-        BinaryOp::Min => std::cmp::min_by(x, y, f64::total_cmp),
-        BinaryOp::Max if x.is_nan() || y.is_nan() => x.max(y),
-        BinaryOp::Max => std::cmp::max_by(x, y, f64::total_cmp),
+        BinaryOp::Min => minimum_number(x, y),
+        BinaryOp::Max => maximum_number(x, y),
         BinaryOp::CeilDiv
         | BinaryOp::And
         | BinaryOp::Or

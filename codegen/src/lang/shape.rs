@@ -200,18 +200,18 @@ pub fn split<T: Dtype>(x: Tile<T>) -> (Tile<T>, Tile<T>) {
     (Tile::from_value(a), Tile::from_value(b))
 }
 
-/// Concatenates two tiles along the first dimension: `[M, …], [M, …]` → `[2M, …]`.
+/// Concatenates two tiles along an axis, by default the first: `[M, …], [M, …]` → `[2M, …]`.
 #[track_caller]
-pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
+pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>, axis: impl AxisIndex) -> Tile<T> {
     let from = same_shapes(a, b, "cat");
     if from.is_empty() {
         fail(error_here("`cat` of two scalars").label("expected tiles").help("`join` puts two scalars into one tile"));
     }
-    let rank = from.len();
-    let mut order = vec![rank];
-    order.extend(0..rank);
-    let mut to = from;
-    to[0] *= 2;
+    let (rank, mut to) = (from.len(), from);
+    let axis = check_axis(axis.axis_index(), rank, "cat");
+    let mut order: Vec<usize> = (0..rank).collect();
+    order.insert(axis, rank);
+    to[axis] *= 2;
     reshape(permute(join(a, b), &order), to)
 }
 

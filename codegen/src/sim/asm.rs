@@ -88,8 +88,8 @@ pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, Unsu
     Ok(Value::Bits(match *function {
         "fptosi" | "fptoui" if parts.get(2) == Some(&"sat") => saturate(*function == "fptosi", width()?, f(0)?),
         "fma" => num::fused_multiply_add(value::dtype(ty)?, bits(0)?, bits(1)?, bits(2)?),
-        "minnum" => out(f(0)?.min(f(1)?))?,
-        "maxnum" => out(f(0)?.max(f(1)?))?,
+        "minnum" => out(num::minimum_number(f(0)?, f(1)?))?,
+        "maxnum" => out(num::maximum_number(f(0)?, f(1)?))?,
         "fabs" => out(f(0)?.abs())?,
         "floor" => out(f(0)?.floor())?,
         "ceil" => out(f(0)?.ceil())?,

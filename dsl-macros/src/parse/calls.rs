@@ -152,7 +152,7 @@ functions! {
     ravel(x: Plain);
     join(x: Plain, y: Plain);
     split(x: Plain);
-    cat(x: Plain, y: Plain);
+    cat(x: Plain, y: Plain, axis: Axis = Zero);
     interleave(x: Plain, y: Plain);
     maximum(x: Operand, y: Operand);
     minimum(x: Operand, y: Operand);

@@ -350,6 +350,10 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<(Param, Option<Vec<I
             ));
         }
     }
+    if constexpr.is_some() && !param.specialize {
+        let message = format!("`{}` is a constant: remove `#[no_specialize]`, which is for arguments", param.name);
+        return Err(Error::new(param.name.span(), message));
+    }
     let mut dims = None;
     param.kind = match constexpr {
         Some(default) => ParamKind::Constexpr(default),

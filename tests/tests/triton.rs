@@ -1,0 +1,266 @@
+//! Forms of Triton's tests that no other test has, as native code and on a simulated GPU (`docs/triton.md`).
+
+use tilewright::codegen::lang::kernel::Specialization;
+use tilewright::codegen::target::GpuArch;
+use tilewright::kernels::Tensor;
+use tilewright::prelude::*;
+use tilewright_tests::numerics::Random;
+
+fn gpus() -> Vec<Device> {
+    vec![Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
+}
+
+fn devices() -> Vec<Device> {
+    [Device::cpu()].into_iter().chain(gpus()).collect()
+}
+
+fn numbers(n: usize, seed: u64) -> Vec<f32> {
+    let mut random = Random::new(seed);
+    (0..n).map(|_| random.number() as f32).collect()
+}
+
+/// Runs `launch` with inputs and a poisoned output of `n` elements on every device, and returns the outputs.
+fn outputs<T: Element>(
+    devices: Vec<Device>,
+    n: usize,
+    launch: impl Fn(&Device, &mut Buffer<T>) -> Result<()>,
+) -> Vec<(Device, Vec<T>)> {
+    let run = |device: Device| {
+        let mut y = Buffer::<T>::poisoned(&device, n).unwrap();
+        launch(&device, &mut y).unwrap_or_else(|error| panic!("{device}: {error}"));
+        let y = y.to_vec().unwrap();
+        (device, y)
+    };
+    devices.into_iter().map(run).collect()
+}
+
+#[kernel]
+fn third_axis(y: Out<i32>) {
+    store(y, program_id(3));
+}
+
+#[test]
+fn an_axis_of_the_grid_is_0_1_or_2() {
+    let error = THIRD_AXIS.record(&[], &[], &Specialization::default()).unwrap_err().to_string();
+    assert!(error.contains("`program_id(3)`: a grid has the axes 0, 1 and 2"), "{error}");
+}
+
+#[kernel]
+fn atomic_of_bytes(y: InOut<i8>) {
+    atomic_add(y, scalar::<i8>(1));
+}
+
+#[test]
+fn atomics_have_16_bits_and_more() {
+    let error = ATOMIC_OF_BYTES.record(&[], &[], &Specialization::default()).unwrap_err().to_string();
+    assert!(error.contains("i8") && error.contains("16"), "{error}");
+}
+
+#[kernel(grid = rows)]
+fn copy_rows(x: Tensor<f32, (rows, d)>, y: TensorMut<f32, (rows, d)>, #[constexpr] d_tile: usize) {
+    let at = [program_id(0), 0];
+    let row = load(x.block(at, [1, d_tile]), boundary_check = [1], padding = zero);
+    store(y.block(at, [1, d_tile]), row, boundary_check = [1]);
+}
+
+#[test]
+fn strides_of_zero_repeat_elements() {
+    let x = numbers(6, 1);
+    for (strides, want) in [([0, 1], [0, 1, 2, 0, 1, 2]), ([2, 0], [0, 0, 0, 2, 2, 2]), ([0, 0], [0; 6])] {
+        let found = outputs(devices(), 6, |device, y| {
+            let x = Buffer::from_slice(device, &x)?;
+            let x = Tensor::strided(x.view(), [2, 3], strides)?;
+            CopyRows { x: &x, y: &mut y.tensor_mut([2, 3])?, d_tile: 4 }.launch(device)
+        });
+        for (device, y) in found {
+            assert_eq!(y, want.map(|at: usize| x[at]), "{device}: {strides:?}");
+        }
+    }
+}
+
+#[kernel]
+fn pairs(x: In<f32>, y: Out<f32>) {
+    let (first, second) = split(load(x + arange(0, 2)));
+    store(y, second.scalar());
+    store(y + 1 + arange(0, 2), interleave(second.scalar(), first.scalar()));
+    store(y + 3, load(x + arange(0, 1)).scalar() + 1.0);
+    let limit = load(x + 2);
+    store(y + 4 + arange(0, 4), clamp(load(x + 3 + arange(0, 4)), -limit, limit));
+}
+
+#[test]
+fn scalars_come_from_tiles_and_clamps_may_be_symmetric() {
+    let x = [3.0f32, 5.0, 1.5, -9.0, -1.0, 1.0, f32::INFINITY];
+    let found = outputs(devices(), 8, |device, y| Pairs { x: &Buffer::from_slice(device, &x)?, y }.launch(device, 1));
+    for (device, y) in found {
+        assert_eq!(y, [5.0, 5.0, 3.0, 4.0, -1.5, -1.0, 1.0, 1.5], "{device}");
+    }
+}
+
+#[kernel]
+fn signs(x: In<f32>, y: Out<f32>, extrema: InOut<f32>) {
+    let i = arange(0, 8);
+    let v = load(x + i);
+    store(y + i, -v);
+    store(y + 8 + i, sqrt(abs(v)));
+    atomic_max(extrema, 0.0);
+    atomic_min(extrema + 1, scalar::<f32>(-0.0));
+    atomic_max(extrema + 2, scalar::<f32>(-0.0));
+    atomic_min(extrema + 3, 0.0);
+}
+
+/// Zeros keep their signs, and square roots are rounded to nearest.
+#[test]
+fn signs_of_zeros_and_square_roots() {
+    let x = [0.0f32, -0.0, 2.0, -3.0, f32::MIN_POSITIVE, -1e-40, 1e30, 0.1];
+    let root = |v: &f32| f64::from(v.abs()).sqrt() as f32;
+    let want: Vec<u32> = x.iter().map(|v| -v).chain(x.iter().map(root)).map(f32::to_bits).collect();
+    for device in devices() {
+        let mut y = Buffer::<f32>::poisoned(&device, 16).unwrap();
+        let mut extrema = Buffer::from_slice(&device, &[-0.0f32, 0.0, 0.0, -0.0]).unwrap();
+        let x = Buffer::from_slice(&device, &x).unwrap();
+        Signs { x: &x, y: &mut y, extrema: &mut extrema }.launch(&device, 1).unwrap();
+        let bits = |buffer: &Buffer<f32>| buffer.to_vec().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(&y), want, "{device}");
+        // −0 is below 0.
+        assert_eq!(bits(&extrema), [0.0f32, -0.0, 0.0, -0.0].map(f32::to_bits), "{device}");
+    }
+}
+
+/// x·w without a dot, from two halves of x that are joined, and of tiles that are not loaded.
+#[kernel]
+fn products(x: In<f32>, w: In<f32>, y: Out<f32>) {
+    let (i, j) = (arange(0, 16).expand_dims(1), arange(0, 16).expand_dims(0));
+    let (xt, wt) = (load(x + (i * 16 + j)), load(w + (i * 16 + j)));
+    let at = i * 16 + j;
+    store(y + at, sum(xt.expand_dims(2) * wt.expand_dims(0), axis = 1));
+    let half = arange(0, 8).expand_dims(0);
+    let joined = join(load(x + (i * 16 + half * 2)), load(x + (i * 16 + half * 2 + 1))).reshape([16, 16]);
+    store(y + 256 + at, dot(joined, wt));
+    store(y + 512 + at, dot(full::<f32>([16, 16], 0.5), full::<f32>([16, 16], 3.0)));
+    let halves = cat(load(x + (i * 16 + half)), load(x + (i * 16 + half + 8)), axis = 1);
+    store(y + 768 + at, dot(halves, wt));
+}
+
+#[test]
+fn products_by_broadcasting_and_of_joined_tiles() {
+    let (x, w) = (numbers(256, 2), numbers(256, 3));
+    let element = |at: usize| (0..16).map(|k| f64::from(x[at / 16 * 16 + k]) * f64::from(w[k * 16 + at % 16])).sum();
+    let product: Vec<f64> = (0..256).map(element).collect();
+    let want = [product.clone(), product.clone(), vec![24.0; 256], product].concat();
+    let found = outputs(devices(), 1024, |device, y| {
+        let (x, w) = (Buffer::from_slice(device, &x)?, Buffer::from_slice(device, &w)?);
+        Products { x: &x, w: &w, y }.launch(device, 1)
+    });
+    for (device, y) in found {
+        for (at, (found, want)) in y.iter().zip(&want).enumerate() {
+            assert!((f64::from(*found) - want).abs() < 1e-5, "{device}: element {at} is {found}, expected {want}");
+        }
+    }
+}
+
+#[kernel]
+fn swizzled(y: Out<i32>, #[constexpr] rows: usize, #[constexpr] columns: usize, #[constexpr] group: usize) {
+    let (i, j) = (program_id(0), program_id(1));
+    let (p, q) = swizzle2d(i, j, rows, columns, group);
+    store(y + (p * columns + q), i * columns + j);
+}
+
+/// The order of the programs of Triton's matrix multiplication: `group` rows at a time, column by column.
+#[test]
+fn swizzle2d_goes_by_groups_of_rows() {
+    let (rows, columns, group) = (8, 4, 2);
+    let mut want = vec![0; 32];
+    let order =
+        (0..rows / group).flat_map(|g| (0..columns).flat_map(move |q| (0..group).map(move |p| (g * group + p, q))));
+    for (number, (p, q)) in order.enumerate() {
+        want[p * columns + q] = number as i32;
+    }
+    let found =
+        outputs(devices(), 32, |device, y| Swizzled { y, rows, columns, group }.launch(device, (rows, columns)));
+    for (device, y) in found {
+        assert_eq!(y, want, "{device}");
+    }
+}
+
+/// Stores in a loop with several stages: to places that are loaded, and under a condition.
+#[kernel]
+fn scattered(x: In<f32>, to: In<i32>, y: Out<f32>, counts: Out<i32>, n: i32) {
+    let i = arange(0, 16);
+    let mut odd = scalar::<i32>(0);
+    for start in range(0, n, 16, num_stages = 3) {
+        let inside = start + i < n;
+        let at = load(to + start + i, mask = inside, other = -1);
+        store(y + at, load(x + start + i, mask = inside), mask = inside && (at >= 0) && (at < n));
+        if start % 32 == 16 {
+            store(counts + odd, start, mask = (odd >= 0) && (odd < 4));
+            odd += 1;
+        }
+    }
+}
+
+#[test]
+fn pipelined_loops_scatter_and_store_under_conditions() {
+    let n = 120;
+    let (x, to): (_, Vec<i32>) = (numbers(n, 4), (0..n as i32).map(|k| k * 7 % n as i32).collect());
+    let mut want = vec![0.0; n];
+    for (x, &to) in x.iter().zip(&to) {
+        want[to as usize] = *x;
+    }
+    for device in devices() {
+        let (x, to) = (Buffer::from_slice(&device, &x).unwrap(), Buffer::from_slice(&device, &to).unwrap());
+        let (mut y, mut counts) = (Buffer::poisoned(&device, n).unwrap(), Buffer::zeros(&device, 4).unwrap());
+        let mut kernel = Scattered { x: &x, to: &to, y: &mut y, counts: &mut counts, n: n as i32 };
+        kernel.launch(&device, 1).unwrap_or_else(|error| panic!("{device}: {error}"));
+        assert_eq!((y.to_vec().unwrap(), counts.to_vec().unwrap()), (want.clone(), vec![16, 48, 80, 112]), "{device}");
+    }
+}
+
+/// The block below, and its sum.
+#[device_fn]
+fn below(block: BlockPtr<f32>) -> (BlockPtr<f32>, Scalar<f32>) {
+    let next = block.advance([2, 0]);
+    (next, sum(load(next, boundary_check = [0, 1], padding = zero)))
+}
+
+#[kernel]
+fn moved(x: Tensor<f32, (rows, d)>, y: Out<f32>) {
+    let (next, first) = below(x.block([0, 0], [2, 4]));
+    let (_, second) = below(next);
+    store(y, first);
+    store(y + 1, second);
+}
+
+#[test]
+fn device_functions_take_and_return_blocks() {
+    let x: Vec<f32> = (0..15).map(|n| n as f32).collect();
+    let found = outputs(devices(), 2, |device, y| {
+        Moved { x: &Buffer::from_slice(device, &x)?.tensor([5, 3])?, y }.launch(device, 1)
+    });
+    for (device, y) in found {
+        assert_eq!(y, [(6..12).sum::<i32>() as f32, (12..15).sum::<i32>() as f32], "{device}");
+    }
+}
+
+#[kernel]
+fn shifted(x: In<u8>, y: Out<u8>) {
+    let i = arange(0, 1024);
+    let shifted = inline_asm_elementwise::<u8>(
+        asm = "and.b32 $0, $1, 0x1F1F1F1F; shl.b32 $0, $0, 3;",
+        constraints = "=r,r",
+        args = (load(x + i),),
+        is_pure = true,
+        pack = 4,
+    );
+    store(y + i, shifted);
+}
+
+#[test]
+fn assembly_of_four_packed_bytes() {
+    let x: Vec<u8> = (0..1024).map(|n| (n * 37 % 256) as u8).collect();
+    let want: Vec<u8> = x.iter().map(|x| x << 3).collect();
+    let found = outputs(gpus(), 1024, |device, y| Shifted { x: &Buffer::from_slice(device, &x)?, y }.launch(device, 1));
+    for (device, y) in found {
+        assert_eq!(y, want, "{device}");
+    }
+}
