@@ -12,7 +12,7 @@ use tilewright::kernels::attention::config::{Pass, Tiles, d_tile, default_tiles}
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::kernels::attention::reference::{self, Problem};
 
-use super::case::{Call, Case, Launches, count, extent, tolerance};
+use super::case::{Call, Case, Launches, count, tolerance};
 use super::inputs::Inputs;
 use crate::cli::tensors::Tensor;
 use crate::cli::{CliError, Result};
@@ -48,7 +48,7 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
             .chain(modifier_tensors())
             .collect(),
         calls: Box::new(move |target| {
-            let calls = vec![LaunchBuilder { problem, dtype, target }.forward()?];
+            let calls = vec![LaunchBuilder { problem, dtype, target }.forward()];
             Ok(Launches { calls, ..Launches::default() })
         }),
         expected: vec![("o", o64), ("lse", lse64)],
@@ -78,8 +78,8 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
         // The backward pass reads the outputs of the forward pass.
         calls: Box::new(move |target| {
             let builder = LaunchBuilder { problem, dtype, target };
-            let calls = vec![builder.preprocess()?, builder.dkdv()?, builder.dq()?];
-            Ok(Launches { setup: vec![builder.forward()?], calls })
+            let calls = vec![builder.preprocess(), builder.dkdv(), builder.dq()];
+            Ok(Launches { setup: vec![builder.forward()], calls })
         }),
         expected: vec![("dq", gradients.dq), ("dk", gradients.dk), ("dv", gradients.dv)],
         tolerance: tolerance(dtype),
@@ -147,32 +147,27 @@ impl LaunchBuilder<'_> {
         default_tiles(pass, self.problem.d, self.dtype.bytes(), self.target)
     }
 
-    fn forward(&self) -> Result<Call> {
+    fn forward(&self) -> Call {
         let tiles = self.tiles(Pass::Forward);
         let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
         self.pass(&FLASH_ATTENTION_FWD, tiles, even, self.over_queries(tiles))
     }
 
-    fn preprocess(&self) -> Result<Call> {
+    fn preprocess(&self) -> Call {
         let tiles = self.tiles(Pass::Dq);
         let p = &self.problem;
         let constants = vec![count("d", p.d), count("d_tile", d_tile(p.d)), count("q_tile", tiles.q_tile)];
-        let scalars = vec![
-            ("n_q", extent("the length of q", p.n_q)?),
-            ("batch", extent("batch", p.batch)?),
-            ("heads", extent("heads", p.heads_q)?),
-        ];
-        Ok(self.call(&FLASH_ATTENTION_BWD_PREPROCESS, tiles, constants, scalars, self.over_queries(tiles)))
+        self.call(&FLASH_ATTENTION_BWD_PREPROCESS, tiles, constants, Vec::new(), self.over_queries(tiles))
     }
 
-    fn dkdv(&self) -> Result<Call> {
+    fn dkdv(&self) -> Call {
         let (tiles, p) = (self.tiles(Pass::Dkdv), &self.problem);
         let even = ("even_queries", ConstValue::Bool(p.n_q.is_multiple_of(tiles.q_tile)));
         let grid = [p.n_k.div_ceil(tiles.k_tile), p.heads_kv, p.batch];
         self.pass(&FLASH_ATTENTION_BWD_DKDV, tiles, even, grid)
     }
 
-    fn dq(&self) -> Result<Call> {
+    fn dq(&self) -> Call {
         let tiles = self.tiles(Pass::Dq);
         let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
         self.pass(&FLASH_ATTENTION_BWD_DQ, tiles, even, self.over_queries(tiles))
@@ -183,13 +178,7 @@ impl LaunchBuilder<'_> {
     }
 
     /// Builds the launch of a kernel that computes scores.
-    fn pass(
-        &self,
-        def: &'static KernelDef,
-        tiles: Tiles,
-        even: (&'static str, ConstValue),
-        grid: [usize; 3],
-    ) -> Result<Call> {
+    fn pass(&self, def: &'static KernelDef, tiles: Tiles, even: (&'static str, ConstValue), grid: [usize; 3]) -> Call {
         let p = &self.problem;
         // Tensor cores do not support f32. 3xTF32, the default of the library's own launches, is nearly as accurate as
         // f32.
@@ -208,17 +197,11 @@ impl LaunchBuilder<'_> {
             even,
         ];
         let scalars = vec![
-            ("n_q", extent("the length of q", p.n_q)?),
-            ("n_k", extent("the length of k", p.n_k)?),
             ("scale", LaunchArg::F32(p.scale as f32)),
             ("mask_number", LaunchArg::I32(0)),
             ("score_number", LaunchArg::F32(0.0)),
-            ("batch", extent("batch", p.batch)?),
-            ("heads", extent("heads", p.heads_q)?),
-            ("heads_kv", extent("heads", p.heads_kv)?),
-            ("entries", extent("batch", p.batch)?),
         ];
-        Ok(self.call(def, tiles, constants, scalars, grid))
+        self.call(def, tiles, constants, scalars, grid)
     }
 
     fn call(

@@ -53,7 +53,7 @@ pub struct Call {
     pub constants: Vec<(&'static str, ConstValue)>,
     /// (parameter, tensor) for memory parameters whose tensor has another name.
     pub renamed: Vec<(&'static str, &'static str)>,
-    /// Scalar arguments other than strides.
+    /// Scalar arguments other than strides and extents of tensor parameters.
     pub scalars: Vec<(&'static str, LaunchArg)>,
     pub grid: [usize; 3],
     pub num_warps: u32,
@@ -77,14 +77,29 @@ impl Call {
         self.renamed.iter().find(|(name, _)| *name == parameter).map_or(parameter, |(_, tensor)| tensor)
     }
 
-    /// Returns all scalar arguments, including strides.
-    fn scalars(&self, case: &Case) -> BTreeMap<&'static str, LaunchArg> {
+    /// Returns all scalar arguments.
+    ///
+    /// # Errors
+    /// An extent does not fit into an i32.
+    fn scalars(&self, case: &Case) -> tilewright::Result<BTreeMap<&'static str, LaunchArg>> {
         let mut scalars: BTreeMap<&'static str, LaunchArg> = self.scalars.iter().copied().collect();
         for (tensor, strides) in bind::strides(self.def) {
             let dense = bind::dense_strides(case.shape_of(self.tensor_of(tensor)));
             scalars.extend(strides.params.into_iter().zip(dense.into_iter().map(LaunchArg::I64)));
         }
-        scalars
+        for tensor in self.def.tensors {
+            for (&dim, &n) in tensor.dims.iter().zip(case.shape_of(self.tensor_of(tensor.name))) {
+                let name = self.def.dims[dim];
+                let extent = i32::try_from(n).map_err(|_| tilewright::Error::Argument {
+                    kernel: self.def.name.into(),
+                    name,
+                    expected: format!("at most {}", i32::MAX),
+                    found: n.to_string(),
+                })?;
+                scalars.insert(name, LaunchArg::I32(extent));
+            }
+        }
+        Ok(scalars)
     }
 
     fn with_args<R>(
@@ -92,14 +107,14 @@ impl Call {
         case: &Case,
         buffers: &mut Buffers,
         f: impl FnOnce(&mut [tilewright::kernel::KernelArg]) -> R,
-    ) -> R {
+    ) -> tilewright::Result<R> {
         let parameter_of: BTreeMap<&str, &str> =
             self.def.params.iter().map(|p| (self.tensor_of(p.name), p.name)).collect();
         let mut memory: BTreeMap<&str, &mut Box<dyn OnDevice>> = buffers
             .iter_mut()
             .filter_map(|(tensor, buffer)| parameter_of.get(tensor).map(|parameter| (*parameter, buffer)))
             .collect();
-        f(&mut tensors::kernel_args(self.def, &mut memory, &self.scalars(case)))
+        Ok(f(&mut tensors::kernel_args(self.def, &mut memory, &self.scalars(case)?)))
     }
 
     fn launch(&self, case: &Case, device: &Device, buffers: &mut Buffers) -> tilewright::Result<()> {
@@ -107,7 +122,7 @@ impl Call {
         let config = LaunchConfig::new([x, y, z]).num_warps(self.num_warps).num_stages(self.num_stages);
         self.with_args(case, buffers, |args| {
             launch_erased(self.def, device, &config, &self.dtypes, args, &self.constants)
-        })
+        })?
     }
 }
 
@@ -166,7 +181,7 @@ impl Case {
                 def: call.def,
                 dtypes: call.dtypes.clone(),
                 constants: call.constants.clone(),
-                specialization: call.with_args(self, &mut buffers, |args| specialization(call.def, args)),
+                specialization: call.with_args(self, &mut buffers, |args| specialization(call.def, args))?,
                 target: target.clone(),
                 options: CompileOptions {
                     num_warps: call.num_warps,

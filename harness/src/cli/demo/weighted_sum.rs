@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use tilewright::LaunchArg;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::KernelDef;
 use tilewright::kernels::column_sum::COLUMN_SUM;
@@ -40,7 +39,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
         inputs: BTreeMap::from([("x", x.clone()), ("w", w.clone())]),
         outputs: BTreeMap::from([("y", (vec![rows], DType::F32))]),
         calls: Box::new(move |_| {
-            let calls = vec![call(&WEIGHTED_SUM_FWD, vec![dtype], [rows, d], [programs, 1])?];
+            let calls = vec![call(&WEIGHTED_SUM_FWD, vec![dtype], [programs, 1])];
             Ok(Launches { calls, ..Launches::default() })
         }),
         expected: vec![("y", reference::forward(&x64, &w64, rows))],
@@ -61,13 +60,12 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
         ]),
         calls: Box::new(move |_| {
             let columns = d.div_ceil(D_TILE);
-            let mut gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], [programs, columns])?;
-            let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [programs, d], [columns, 1])?;
+            let mut gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [programs, columns]);
+            let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [columns, 1]);
             gradients.scalars.push(("rows_per_program", extent("x", ROWS_TILE)?));
-            gradients.scalars.push(("programs", extent("partial_grad_w", programs)?));
             // One program sums all rows of partial sums.
             let rows_per_program = extent("partial_grad_w", programs.next_multiple_of(ROWS_TILE).max(ROWS_TILE))?;
-            sum.scalars.extend([("rows_per_program", rows_per_program), ("chunks", LaunchArg::I32(1))]);
+            sum.scalars.push(("rows_per_program", rows_per_program));
             sum.renamed = vec![("x", "partial_grad_w"), ("y", "grad_w")];
             Ok(Launches { calls: vec![gradients, sum], ..Launches::default() })
         }),
@@ -77,16 +75,16 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
     Ok(vec![forward, backward])
 }
 
-/// Builds a launch on a matrix of shape `[rows, d]`.
-fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], grid: [usize; 2]) -> Result<Call> {
-    Ok(Call {
+/// Builds a launch with the tiles of this file.
+fn call(def: &'static KernelDef, dtypes: Vec<DType>, grid: [usize; 2]) -> Call {
+    Call {
         def,
         dtypes,
         constants: vec![count("rows_tile", ROWS_TILE), count("d_tile", D_TILE)],
         renamed: Vec::new(),
-        scalars: vec![("rows", extent("rows", rows)?), ("d", extent("d", d)?)],
+        scalars: Vec::new(),
         grid: [grid[0], grid[1], 1],
         num_warps: 4,
         num_stages: 3,
-    })
+    }
 }
