@@ -34,7 +34,8 @@ cp Cargo.lock "$scratch"
 {
     printf '[workspace]\nmembers = ["with-llvm", "without-llvm", "embedded", "with-candle"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n'
     for crate in "${crates[@]}"; do
-        tar -xzf "$target/package/$crate-$version.crate" -C "$scratch"
+        # With the time of now: packages have one date, and cargo would take what it built of an older one.
+        tar -xzmf "$target/package/$crate-$version.crate" -C "$scratch"
         echo "$crate = { path = \"$crate-$version\" }"
     done
 } >"$scratch/Cargo.toml"
