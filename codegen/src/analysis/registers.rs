@@ -77,7 +77,7 @@ pub fn tile_registers(func: &Func, v: Value) -> u32 {
 
 /// Whether an op only changes the shape of its operand. Such ops are evaluated at their uses.
 pub fn is_shape_op(op: &Op) -> bool {
-    matches!(op, Op::Broadcast | Op::ExpandDims { .. })
+    matches!(op, Op::Broadcast | Op::ExpandDims { .. } | Op::Reshape)
 }
 
 /// The value whose registers hold the elements of `v`.

@@ -1,21 +1,19 @@
-//! Moves cross-warp sum reductions out of loops.
+//! Moves sum reductions across lanes and warps out of loops.
 //!
-//! Does: where a `for` carries a value to which each iteration adds the sum of a tile across warps, and neither has
-//! another use, the loop carries the elementwise sum of the tiles instead, and the `reduce` moves after the loop. The
-//! warps then synchronize once instead of in each iteration. (Example: an inner product of long rows, where all warps
-//! would wait at every tile, with no loads in flight.)
+//! Does: where a `for` carries a value to which each iteration adds the sum of a tile, possibly after it has scaled the
+//! value, and neither has another use, the loop carries a partial sum of each lane and warp instead. In the loop remains
+//! the reduction of the elements that one thread holds; the shuffles between lanes and the barrier between warps follow
+//! the loop. (Examples: an inner product of long rows, where all warps would wait at every tile, with no loads in
+//! flight; the row sums of an online softmax, which each new maximum scales.)
 //! Requires: stage *layout*.
-//! Keeps: the set of summands and the order of effects. Floats are added in another order.
-//! Does not: move sums of types below 32 bits, of tiles that would occupy more than 16 registers per thread during the
-//! loop, or sums that are scaled in between.
+//! Keeps: the set of summands and the order of effects. Floats are added in another order. An initial value that the
+//! loop scales is divided among the partial sums, whose number is a power of two.
+//! Does not: move sums of types below 32 bits, scaled sums of integers, or sums along an axis whose coordinates lanes
+//! or warps mix with those of other axes.
 
-use super::fuse_reductions::is_cross_warp;
 use crate::analysis::combine::single_binary_op;
-use crate::ir::{BinaryOp, Builder, Func, Op, OpId};
-
-/// Maximum registers per thread of one such sum: they stay live for the whole loop, and reduce the number of resident
-/// blocks.
-const MAX_REGISTERS: usize = 16;
+use crate::ir::{BinaryOp, Builder, Func, Op, OpId, Type, Value};
+use crate::layout::{Dim, LinearLayout};
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
@@ -31,10 +29,29 @@ pub fn run(func: &mut Func) {
     }
 }
 
-/// A sum over iterations: the carried value is `add` of itself and of `reduce`.
+/// A sum over iterations: the carried value is `add` of itself, scaled by `scale` if there is one, and of `reduce`.
 struct Accumulation {
     add: OpId,
     reduce: OpId,
+    scale: Option<Scale>,
+    parts: Parts,
+}
+
+/// A multiplication of the carried value by another value.
+struct Scale {
+    mul: OpId,
+    by: Value,
+}
+
+/// How the elements along the reduced axis are distributed.
+struct Parts {
+    axis: usize,
+    /// The shape of the tile with the axis split into runs of coordinate bits of one kind.
+    split: Vec<u32>,
+    /// Of each run, from the first: whether registers of one thread hold its elements.
+    in_thread: Vec<bool>,
+    /// The layout of the tile of partial sums: one element for each combination of lanes and warps along the axis.
+    layout: LinearLayout,
 }
 
 fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
@@ -42,45 +59,171 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
     let param = func.block(body).params[1 + carried];
     let next = func.op(func.terminator(body)).operands[carried];
     let add = func.def_op(next).filter(|&op| func.op(op).op == Op::Binary(BinaryOp::Add))?;
-    let part = match func.op(add).operands[..] {
-        [a, b] if a == param => b,
-        [a, b] if b == param => a,
+    let is_sum = |v: Value| func.def_op(v).filter(|&op| matches!(func.op(op).op, Op::Reduce { .. }));
+    let (old, reduce) = match func.op(add).operands[..] {
+        [a, b] => is_sum(b).map(|sum| (a, sum)).or_else(|| is_sum(a).map(|sum| (b, sum)))?,
         _ => return None,
     };
-    let reduce = func.def_op(part).filter(|&op| is_cross_warp(func, op))?;
+    let scale = match old == param {
+        true => None,
+        false => Some(scale_of(func, old, param)?),
+    };
+    let values = [param, func.op(reduce).results[0], next, old];
+    let have_single_use = values.iter().all(|&v| func.uses(v).len() == 1) && func.op(reduce).results.len() == 1;
+    let are_in_body = [add, reduce].into_iter().chain(scale.as_ref().map(|s| s.mul)).all(|op| func.is_in(op, body));
     let is_sum = single_binary_op(func, func.op(reduce).regions[0]) == Some(BinaryOp::Add);
-    let have_single_use = [param, part, next].iter().all(|&v| func.uses(v).len() == 1);
-    let are_in_body = [add, reduce].iter().all(|&op| func.is_in(op, body));
-    let tile = func.op(reduce).operands[0];
-    let bits = func.ty(tile).elem().map_or(0, |elem| elem.bits());
-    // Not `registers::tile_registers`: it counts no registers for values that are rematerialized at their use, but
-    // their sums need registers.
-    let registers = func.layout_of(tile).num_registers() * bits / 32;
-    (is_sum && have_single_use && are_in_body && bits >= 32 && registers <= MAX_REGISTERS)
-        .then_some(Accumulation { add, reduce })
+    let dtype = func.ty(next).dtype()?;
+    let parts = parts(func, reduce)?;
+    let can_scale = scale.as_ref().is_none_or(|scale| dtype.is_float() && can_spread(func, scale.by, &parts));
+    (have_single_use && are_in_body && is_sum && dtype.bits() >= 32 && can_scale).then_some(Accumulation {
+        add,
+        reduce,
+        scale,
+        parts,
+    })
+}
+
+/// The product of `param` and another value, if `v` is one.
+fn scale_of(func: &Func, v: Value, param: Value) -> Option<Scale> {
+    let mul = func.def_op(v).filter(|&op| func.op(op).op == Op::Binary(BinaryOp::Mul))?;
+    match func.op(mul).operands[..] {
+        [a, by] | [by, a] if a == param && by != param => Some(Scale { mul, by }),
+        _ => None,
+    }
+}
+
+/// How lanes and warps share the sum; `None` if they do not, or mix the axis with others.
+fn parts(func: &Func, reduce: OpId) -> Option<Parts> {
+    let Op::Reduce { axis } = func.op(reduce).op else { return None };
+    let layout = func.layout(func.ty(func.op(reduce).operands[0]).layout()?);
+    let steps = layout.reduction(axis)?;
+    if steps.lanes.is_empty() && steps.warps.is_empty() {
+        return None;
+    }
+    let extent = layout.shape()[axis];
+    let mut in_thread_bits = 0;
+    for dim in [Dim::Register, Dim::Lane, Dim::Warp] {
+        for basis in layout.bases(dim).iter().filter(|basis| basis[axis] != 0) {
+            if !basis[axis].is_power_of_two() || basis.iter().filter(|&&c| c != 0).count() != 1 {
+                return None;
+            }
+            if dim == Dim::Register {
+                in_thread_bits |= basis[axis];
+            }
+        }
+    }
+    let (mut runs, mut in_thread): (Vec<u32>, Vec<bool>) = (Vec::new(), Vec::new());
+    for bit in (0..extent.trailing_zeros()).rev() {
+        let held = in_thread_bits >> bit & 1 == 1;
+        match (runs.last_mut(), in_thread.last()) {
+            (Some(run), Some(&kind)) if kind == held => *run *= 2,
+            _ => {
+                runs.push(2);
+                in_thread.push(held);
+            }
+        }
+    }
+    let split = [&layout.shape()[..axis], &runs[..], &layout.shape()[axis + 1..]].concat();
+    let mut partial = layout.reshape(&split).layout;
+    for run in (0..runs.len()).rev().filter(|&run| in_thread[run]) {
+        partial = partial.slice(axis + run).layout;
+    }
+    Some(Parts { axis, split, in_thread, layout: partial })
+}
+
+/// Whether a value of the type of the sum can be broadcast to the partial sums without moving data.
+fn can_spread(func: &Func, v: Value, parts: &Parts) -> bool {
+    // With several runs between those of registers, the sum is not a slice of the partial sums along one axis.
+    let single = parts.in_thread.iter().filter(|&&held| !held).count() == 1;
+    let layout = func.ty(v).layout().map(|id| func.layout(id).expand_dims(parts.axis).layout);
+    single && layout.is_some_and(|layout| layout == parts.layout.unbroadcast(parts.axis).layout)
+}
+
+/// Broadcasts a value of the type of the sum to the partial sums.
+fn spread(b: &mut Builder, v: Value, parts: &Parts, ty: &Type) -> Value {
+    let one = b.func.intern_layout(parts.layout.unbroadcast(parts.axis).layout);
+    let expanded = b.expand_dims(v, parts.axis);
+    let one = b.func.ty(expanded).with_layout(Some(one));
+    b.func.set_ty(expanded, one);
+    b.one(Op::Broadcast, &[expanded], ty.clone())
 }
 
 fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
-    let Accumulation { add, reduce } = *sum;
+    let Accumulation { add, reduce, ref scale, ref parts } = *sum;
     let body = func.op(id).regions[0];
-    let tile = func.op(reduce).operands[0];
-    let (ty, loc) = (func.ty(tile).clone(), func.op(reduce).loc.clone());
-    let first = func.op(id).operands[3 + carried];
-    let zero_tile = Builder::before(func, id, loc.clone()).zero(ty.clone());
-    func.set_operand(id, 3 + carried, zero_tile);
+    let (tile, part) = (func.op(reduce).operands[0], func.result(reduce));
+    let (sum_ty, loc) = (func.ty(part).clone(), func.op(reduce).loc.clone());
+    let elem = sum_ty.elem().expect("internal compiler error: a sum without elements; please report this");
 
-    // In the loop: adds the tile elementwise.
+    // In the loop: adds what each thread holds.
+    let mut layout = func.layout_of(tile).reshape(&parts.split).layout;
+    let mut b = Builder::before(func, reduce, loc.clone());
+    let split: Vec<usize> = parts.split.iter().map(|&extent| extent as usize).collect();
+    let mut partial = b.reshape(tile, &split);
+    for (run, &held) in parts.in_thread.iter().enumerate().rev() {
+        let with_layout = b.func.intern_layout(layout.clone());
+        let ty = b.func.ty(partial).with_layout(Some(with_layout));
+        b.func.set_ty(partial, ty);
+        if held {
+            partial = b.reduce_with(BinaryOp::Add, partial, parts.axis + run);
+            layout = layout.slice(parts.axis + run).layout;
+        }
+    }
+    let with_layout = b.func.intern_layout(layout);
+    let shape: Vec<usize> = func.layout(with_layout).shape().iter().map(|&extent| extent as usize).collect();
+    let ty = Type::tensor(&shape, elem).with_layout(Some(with_layout));
+    func.set_ty(partial, ty.clone());
+
+    let first = func.op(id).operands[3 + carried];
     let (param, next) = (func.block(body).params[1 + carried], func.result(add));
-    func.rewrite(add, Op::Binary(BinaryOp::Add), vec![param, tile]);
     let total = func.op(id).results[carried];
+    let mut old = param;
+    if let Some(scale) = scale {
+        let by = spread(&mut Builder::before(func, scale.mul, loc.clone()), scale.by, parts, &ty);
+        func.rewrite(scale.mul, Op::Binary(BinaryOp::Mul), vec![param, by]);
+        old = func.result(scale.mul);
+        func.set_ty(old, ty.clone());
+    }
+    func.rewrite(add, Op::Binary(BinaryOp::Add), vec![old, partial]);
     for v in [param, next, total] {
         func.set_ty(v, ty.clone());
     }
+    let mut b = Builder::before(func, id, loc.clone());
+    let initial = match scale {
+        None => b.zero(ty),
+        Some(_) => {
+            let count = shape[parts.axis];
+            let share = b.number(1.0 / count as f64, sum_ty.clone());
+            let share = b.binary(BinaryOp::Mul, first, share);
+            spread(&mut b, share, parts, &ty)
+        }
+    };
+    func.set_operand(id, 3 + carried, initial);
 
-    // After the loop: the reduction, plus the initial value.
-    let part = func.result(reduce);
-    func.move_after(reduce, id);
-    let final_sum = Builder::after(func, reduce, loc).binary(BinaryOp::Add, first, part);
-    func.replace_uses(total, final_sum);
-    func.set_operands(reduce, &[total]);
+    // After the loop: the sum of the partial sums, plus the initial value where the loop does not scale it.
+    let runs = parts.in_thread.iter().filter(|&&held| !held).count();
+    let (mut result, mut layout) = (total, parts.layout.clone());
+    let mut b = Builder::after(func, id, loc);
+    let mut first_use = None;
+    for run in (0..runs).rev() {
+        result = b.reduce_with(BinaryOp::Add, result, parts.axis + run);
+        layout = layout.slice(parts.axis + run).layout;
+        let ty = match run {
+            0 => sum_ty.clone(),
+            _ => {
+                let with_layout = b.func.intern_layout(layout.clone());
+                b.func.ty(result).with_layout(Some(with_layout))
+            }
+        };
+        b.func.set_ty(result, ty);
+        first_use = first_use.or(b.func.def_op(result));
+    }
+    if scale.is_none() {
+        result = b.binary(BinaryOp::Add, first, result);
+    }
+    func.replace_uses(total, result);
+    if let Some(first_use) = first_use {
+        func.set_operands(first_use, &[total]);
+    }
+    func.erase(reduce);
 }

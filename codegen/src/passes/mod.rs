@@ -76,7 +76,7 @@ pub const PASSES: &[Pass] = &[
     },
     Pass {
         name: "defer_reductions",
-        summary: "move cross-warp sum reductions out of loops",
+        summary: "move sum reductions across lanes and warps out of loops",
         run: defer_reductions::run,
     },
     Pass { name: "delay_waits", summary: "keep wgmma in flight until its result is used", run: delay_waits::run },

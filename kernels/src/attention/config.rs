@@ -197,7 +197,11 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         // Hopper loads by TMA from producer warps.
         (Target::Nvptx(arch), Pass::Forward) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
-            warp_specialized(Tiles::new(128, 128, 8, 2))
+            warp_specialized(match d_tile(d) {
+                // Two blocks per SM with a consumer warpgroup each: their softmax and `wgmma` overlap without barriers.
+                ..=64 => Tiles::new(64, 128, 4, 2),
+                _ => Tiles::new(128, 128, 8, 2),
+            })
         }
         (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
             64 => warp_specialized(Tiles::new(128, 128, 8, 2)),

@@ -106,9 +106,10 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
-    // Under a causal mask the last query tiles have the most work, so they are scheduled first.
-    let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
-    let (head, entry) = (program_id(1), program_id(2));
+    let entry = program_id(2);
+    // Under a causal mask the last query tiles have the most work.
+    let (place, head) = if causal { longest_first(n_k, 4 * d_tile, group) } else { (program_id(0), program_id(1)) };
+    let tile = if causal { num_programs(0) - 1 - place } else { place };
     let (batch, split) = batch_and_split(entry, n_k, split_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;
@@ -214,6 +215,34 @@ fn attend<T: Float>(
         v_block = v_block.advance([k_tile, 0]);
     }
     (acc, row_max, total)
+}
+
+/// The place of a program among those of its head, and the head, where the first places of each head have the most work,
+/// as the last query tiles under a causal mask.
+///
+/// Programs start in the order of the grid. In a grid of a few waves, the first places of all heads come first, so that
+/// little work is left for the end. The tensors that the loops of these heads read, `rows` of `row_bytes` per head, fit
+/// the L2 cache; otherwise the heads are taken in sections (FlashAttention-3, `hopper/tile_scheduler.hpp`). `group` heads
+/// read the same. In longer grids, one head after the other makes better use of the L2 cache
+/// (`harness/records/2026-11-25-h100-attention-order.jsonl`).
+#[device_fn]
+fn longest_first(rows: Scalar<i32>, row_bytes: usize, group: usize) -> (Scalar<i32>, Scalar<i32>) {
+    // Eight waves of 128 SMs, and of the 50 MB of Hopper's L2 cache.
+    let (few_programs, l2_bytes) = (1024, 32 << 20);
+    let (num_tiles, num_heads) = (num_programs(0), num_programs(1));
+    let (mut place, mut head) = (program_id(0), program_id(1));
+    if num_tiles.to::<i64>() * num_heads.to::<i64>() * num_programs(2).to::<i64>() <= few_programs {
+        let fit = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1) * group;
+        let section = minimum(maximum(fit, group), num_heads);
+        let id = head * num_tiles + place;
+        let first = id / (section * num_tiles) * section;
+        let size = minimum(section, num_heads - first);
+        let rest = id - first * num_tiles;
+        // Both are in their range; the check of a launch sees it by these bounds.
+        place = maximum(minimum(rest / size, num_tiles - 1), 0);
+        head = maximum(minimum(first + rest % size, num_heads - 1), 0);
+    }
+    (place, head)
 }
 
 /// The offset of a head's first row in a dense [batch, heads, n] tensor.

@@ -1,6 +1,7 @@
 //! FlashAttention-2 against its definition, without a GPU: in the interpreter, on the simulated GPU, and as native
 //! code.
 
+mod bounds;
 mod interpreted;
 mod native;
 mod tiles;
