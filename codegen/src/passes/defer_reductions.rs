@@ -141,10 +141,8 @@ fn can_spread(func: &Func, v: Value, parts: &Parts) -> bool {
 
 /// Broadcasts a value of the type of the sum to the partial sums.
 fn spread(b: &mut Builder, v: Value, parts: &Parts, ty: &Type) -> Value {
-    let one = b.func.intern_layout(parts.layout.unbroadcast(parts.axis).layout);
     let expanded = b.expand_dims(v, parts.axis);
-    let one = b.func.ty(expanded).with_layout(Some(one));
-    b.func.set_ty(expanded, one);
+    set_layout(b.func, expanded, parts.layout.unbroadcast(parts.axis).layout);
     b.one(Op::Broadcast, &[expanded], ty.clone())
 }
 
@@ -153,26 +151,17 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
     let body = func.op(id).regions[0];
     let (tile, part) = (func.op(reduce).operands[0], func.result(reduce));
     let (sum_ty, loc) = (func.ty(part).clone(), func.op(reduce).loc.clone());
-    let elem = sum_ty.elem().expect("internal compiler error: a sum without elements; please report this");
 
     // In the loop: adds what each thread holds.
-    let mut layout = func.layout_of(tile).reshape(&parts.split).layout;
-    let mut b = Builder::before(func, reduce, loc.clone());
+    let layout = func.layout_of(tile).reshape(&parts.split).layout;
     let split: Vec<usize> = parts.split.iter().map(|&extent| extent as usize).collect();
+    let mut b = Builder::before(func, reduce, loc.clone());
     let mut partial = b.reshape(tile, &split);
-    for (run, &held) in parts.in_thread.iter().enumerate().rev() {
-        let with_layout = b.func.intern_layout(layout.clone());
-        let ty = b.func.ty(partial).with_layout(Some(with_layout));
-        b.func.set_ty(partial, ty);
-        if held {
-            partial = b.reduce_with(BinaryOp::Add, partial, parts.axis + run);
-            layout = layout.slice(parts.axis + run).layout;
-        }
+    set_layout(b.func, partial, layout);
+    for run in (0..parts.in_thread.len()).rev().filter(|&run| parts.in_thread[run]) {
+        partial = sum_along(&mut b, partial, parts.axis + run);
     }
-    let with_layout = b.func.intern_layout(layout);
-    let shape: Vec<usize> = func.layout(with_layout).shape().iter().map(|&extent| extent as usize).collect();
-    let ty = Type::tensor(&shape, elem).with_layout(Some(with_layout));
-    func.set_ty(partial, ty.clone());
+    let ty = func.ty(partial).clone();
 
     let first = func.op(id).operands[3 + carried];
     let (param, next) = (func.block(body).params[1 + carried], func.result(add));
@@ -192,8 +181,8 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
     let initial = match scale {
         None => b.zero(ty),
         Some(_) => {
-            let count = shape[parts.axis];
-            let share = b.number(1.0 / count as f64, sum_ty.clone());
+            let count = parts.layout.shape()[parts.axis];
+            let share = b.number(1.0 / f64::from(count), sum_ty.clone());
             let share = b.binary(BinaryOp::Mul, first, share);
             spread(&mut b, share, parts, &ty)
         }
@@ -201,29 +190,34 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
     func.set_operand(id, 3 + carried, initial);
 
     // After the loop: the sum of the partial sums, plus the initial value where the loop does not scale it.
-    let runs = parts.in_thread.iter().filter(|&&held| !held).count();
-    let (mut result, mut layout) = (total, parts.layout.clone());
+    let users = func.uses(total).to_vec();
     let mut b = Builder::after(func, id, loc);
-    let mut first_use = None;
-    for run in (0..runs).rev() {
-        result = b.reduce_with(BinaryOp::Add, result, parts.axis + run);
-        layout = layout.slice(parts.axis + run).layout;
-        let ty = match run {
-            0 => sum_ty.clone(),
-            _ => {
-                let with_layout = b.func.intern_layout(layout.clone());
-                b.func.ty(result).with_layout(Some(with_layout))
-            }
-        };
-        b.func.set_ty(result, ty);
-        first_use = first_use.or(b.func.def_op(result));
+    let mut result = total;
+    for run in (0..parts.in_thread.iter().filter(|&&held| !held).count()).rev() {
+        result = sum_along(&mut b, result, parts.axis + run);
     }
+    b.func.set_ty(result, sum_ty);
     if scale.is_none() {
         result = b.binary(BinaryOp::Add, first, result);
     }
-    func.replace_uses(total, result);
-    if let Some(first_use) = first_use {
-        func.set_operands(first_use, &[total]);
+    for used in users {
+        func.set_operand(used.op, used.index, result);
     }
     func.erase(reduce);
+}
+
+/// The sum of a tile along an axis, in the slice of its layout.
+fn sum_along(b: &mut Builder, tile: Value, axis: usize) -> Value {
+    let layout = b.func.layout_of(tile).slice(axis).layout;
+    let sum = b.reduce_with(BinaryOp::Add, tile, axis);
+    if b.func.ty(sum).is_tensor() {
+        set_layout(b.func, sum, layout);
+    }
+    sum
+}
+
+fn set_layout(func: &mut Func, tile: Value, layout: LinearLayout) {
+    let layout = func.intern_layout(layout);
+    let ty = func.ty(tile).with_layout(Some(layout));
+    func.set_ty(tile, ty);
 }
