@@ -25,8 +25,8 @@ pub struct AttentionOptions {
     /// Sliding window: each row sees this many keys before its diagonal, i + (n_k − n_q), the key on it, and without
     /// `causal` as many after it.
     pub window: Option<usize>,
-    /// Prefix LM: each row sees this many first keys in addition to those up to its diagonal. It needs `causal`, and no window
-    /// and packed sequences.
+    /// Prefix LM: each row sees this many first keys in addition to those up to its diagonal. It needs `causal`, and no
+    /// window and packed sequences.
     pub prefix: Option<usize>,
     /// Softcap: a score s becomes c · tanh(s / c), c > 0.
     pub softcap: Option<f64>,
