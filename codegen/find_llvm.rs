@@ -1,4 +1,5 @@
-//! For the build script: finds LLVM 22 and has cargo link its static libraries.
+//! For the build script: finds LLVM 22 and has cargo link its static libraries, or with `TILEWRIGHT_LLVM_LINK=shared` its
+//! shared library, which the loader must then find: for tests, whose executables would each hold about 90 MB of LLVM.
 //!
 //! The crates inkwell and llvm-sys only declare LLVM's functions (their features turn linking off), because the message
 //! of llvm-sys about a missing LLVM does not say what to install or how to build without LLVM.
@@ -13,6 +14,9 @@ use std::process::Command;
 /// Names the folder that contains `bin/llvm-config`; the name is that of llvm-sys.
 const VARIABLE: &str = "LLVM_SYS_221_PREFIX";
 
+/// `static` (the default) or `shared`.
+const LINK: &str = "TILEWRIGHT_LLVM_LINK";
+
 /// Where the packages of Debian and of the LLVM project install LLVM 22.
 const PACKAGED: &str = "/usr/lib/llvm-22";
 
@@ -25,14 +29,20 @@ const COMPONENTS: [&str; 6] = ["irreader", "passes", "orcjit", "nvptx", "x86", "
 /// Why there is no LLVM to link, and what to do.
 pub fn link() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
+    println!("cargo::rerun-if-env-changed={LINK}");
     let config = find()?;
     match config.is_absolute() {
         true => println!("cargo::rerun-if-changed={}", config.display()),
         false => println!("cargo::rerun-if-env-changed=PATH"),
     }
+    let kind = match env::var(LINK).as_deref() {
+        Ok("static") | Err(env::VarError::NotPresent) => "--link-static",
+        Ok("shared") => "--link-shared",
+        other => return Err(format!("{LINK} must be `static` or `shared`, not {other:?}")),
+    };
     let ask = |arguments: &[&str]| ask(&config, arguments).map_err(|found| missing(&[found]));
     let folder = PathBuf::from(ask(&["--libdir"])?.trim());
-    let names = ask(&[&["--link-static", "--libnames"], &COMPONENTS[..]].concat())?;
+    let names = ask(&[&[kind, "--libnames"], &COMPONENTS[..]].concat())?;
     let lacking: Vec<&str> = names.split_whitespace().filter(|name| !folder.join(name).is_file()).collect();
     if !lacking.is_empty() {
         return Err(missing(&[format!("{}: no {}", folder.display(), lacking.join(", "))]));
@@ -41,7 +51,7 @@ pub fn link() -> Result<(), String> {
     for name in names.split_whitespace() {
         println!("cargo::rustc-link-lib=dylib:+verbatim={name}");
     }
-    for library in ask(&[&["--link-static", "--system-libs"], &COMPONENTS[..]].concat())?.split_whitespace() {
+    for library in ask(&[&[kind, "--system-libs"], &COMPONENTS[..]].concat())?.split_whitespace() {
         link_system_library(library);
     }
     println!("cargo::rerun-if-env-changed=CXXSTDLIB");

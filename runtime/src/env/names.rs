@@ -10,7 +10,7 @@ const TEST: &str = "TEST_";
 
 /// Every variable that a program, a test or a script of this project reads or sets, without its prefix. Their meanings
 /// are in the tables of [`super`] and of the harness's module `dist::rank`.
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 23] = [
     // Read by the runtime.
     "CACHE",
     "CACHE_MAX_SIZE",
@@ -34,6 +34,8 @@ const NAMES: [&str; 22] = [
     "MUTANTS",
     "MUTANTS_OF",
     "REQUIRE_PTXAS",
+    // Read by a build script.
+    "LLVM_LINK",
     // Set by build scripts; `cargo run` and `cargo test` pass them on.
     "HARNESS_HASH",
     "SOURCE_HASH",
