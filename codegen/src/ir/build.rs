@@ -57,7 +57,7 @@ impl<'f> Builder<'f> {
         self.func.result(id)
     }
 
-    fn ty(&self, v: Value) -> Type {
+    pub(crate) fn ty(&self, v: Value) -> Type {
         self.func.ty(v).clone()
     }
 

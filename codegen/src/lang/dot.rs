@@ -2,10 +2,10 @@
 
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Tile};
-use super::index::Unset;
+use super::index::{Unset, check_shape};
 use super::record::{emit, error_here, fail, shape};
 pub use crate::ir::Precision;
-use crate::ir::{DType, Type, Value};
+use crate::ir::{Builder, DType, Type, Value};
 
 /// The accumulator of a [`dot`]: a tile, or zeros if not given.
 #[diagnostic::on_unimplemented(
@@ -34,13 +34,15 @@ impl<T: Dtype, A: Num> Accumulator<T> for Tile<A> {
 }
 
 /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. Without `acc`, the product in f32 for floats and i32 for integers.
+/// Dimensions before the last two are those of a batch: [B, M, K] × [B, K, N] is B dots, whose code is repeated B times.
 /// `input_precision` selects how f32 operands are multiplied: `ieee` (in f32, the default), `tf32` or `tf32x3`.
 #[track_caller]
 pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_precision: Precision) -> Tile<A::Elem> {
     let (from, to) = (T::dtype(), A::Elem::dtype());
     let (sa, sb) = (shape(a.value()), shape(b.value()));
     check_operands(&sa, &sb);
-    let result = [sa[0], sb[1]];
+    let result = [&sa[..sa.len() - 1], &sb[sb.len() - 1..]].concat();
+    check_shape(&result);
     let acc = acc.accumulator();
     if let Some(acc) = acc {
         let found = shape(acc);
@@ -48,7 +50,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
             fail(
                 error_here(format!("the accumulator of `dot` has shape {found:?}, the product {result:?}"))
                     .label(format!("{sa:?} × {sb:?} gives {result:?}"))
-                    .help(format!("start with `zeros([{}, {}])`", result[0], result[1])),
+                    .help(format!("start with `zeros({result:?})`")),
             );
         }
     }
@@ -61,7 +63,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
             Some(acc) if inner == to => acc,
             _ => builder.zero(Type::tensor(&result, inner)),
         };
-        let product = builder.dot(va, vb, start, input_precision);
+        let product = batched(builder, [va, vb, start], input_precision);
         let product = builder.cast(product, to);
         match acc {
             Some(acc) if inner != to => builder.binary(crate::ir::BinaryOp::Add, acc, product),
@@ -71,26 +73,91 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
     Tile::from_value(v)
 }
 
+/// The dot of a, b and the accumulator, whose leading dimensions, those of the batch, are equal.
+fn batched(builder: &mut Builder, operands: [Value; 3], precision: Precision) -> Value {
+    let result = builder.ty(operands[2]).shape().to_vec();
+    let rank = result.len();
+    let count: usize = result[..rank - 2].iter().product();
+    if count == 1 {
+        return one_matrix(builder, operands, rank - 2, precision);
+    }
+    // The dimension of the batch is split as the last one.
+    let batch_last = operands.map(|v| {
+        let matrix = builder.ty(v).shape()[rank - 2..].to_vec();
+        let flat = builder.reshape(v, &[count, matrix[0], matrix[1]]);
+        builder.trans(flat, &[1, 2, 0])
+    });
+    let product = split_batch(builder, batch_last, precision);
+    let product = builder.trans(product, &[2, 0, 1]);
+    builder.reshape(product, &result)
+}
+
+/// [M, K, B] × [K, N, B] → [M, N, B]: the dots of even and of odd positions of the batch.
+fn split_batch(builder: &mut Builder, operands: [Value; 3], precision: Precision) -> Value {
+    let result = builder.ty(operands[2]).shape().to_vec();
+    if result[2] == 1 {
+        return one_matrix(builder, operands, 0, precision);
+    }
+    let halves = operands.map(|v| {
+        let shape = builder.ty(v).shape().to_vec();
+        let pairs = builder.reshape(v, &[shape[0], shape[1], shape[2] / 2, 2]);
+        builder.split(pairs)
+    });
+    let even = split_batch(builder, halves.map(|half| half.0), precision);
+    let odd = split_batch(builder, halves.map(|half| half.1), precision);
+    let pairs = builder.join(even, odd);
+    builder.reshape(pairs, &result)
+}
+
+/// A dot of operands whose dimensions, but those at `axis` and `axis + 1`, have extent 1.
+fn one_matrix(builder: &mut Builder, operands: [Value; 3], axis: usize, precision: Precision) -> Value {
+    let result = builder.ty(operands[2]).shape().to_vec();
+    if result.len() == 2 {
+        return builder.dot(operands[0], operands[1], operands[2], precision);
+    }
+    let [a, b, acc] = operands.map(|v| {
+        let matrix = builder.ty(v).shape()[axis..axis + 2].to_vec();
+        builder.reshape(v, &matrix)
+    });
+    let product = builder.dot(a, b, acc, precision);
+    builder.reshape(product, &result)
+}
+
+/// Largest number of matrices of a batch: the code of a dot is repeated as often.
+const MAX_BATCH: usize = 64;
+
 #[track_caller]
 fn check_operands(sa: &[usize], sb: &[usize]) {
-    if sa.len() != 2 || sb.len() != 2 {
+    let expected = "expected [M, K] and [K, N], or [B, M, K] and [B, K, N]";
+    if sa.len() < 2 || sa.len() != sb.len() {
         fail(
-            error_here(format!("`dot` requires tiles of rank 2, found shapes {sa:?} and {sb:?}"))
-                .label("expected [M, K] and [K, N]")
+            error_here(format!("`dot` requires two tiles of one rank of at least 2, found shapes {sa:?} and {sb:?}"))
+                .label(expected)
                 .help(
                     "insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for dot products of vectors",
                 ),
         );
     }
-    if sa[1] != sb[0] {
+    let ((batch, a), (batch_b, b)) = (sa.split_at(sa.len() - 2), sb.split_at(sb.len() - 2));
+    if batch != batch_b {
+        fail(
+            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: batches {batch:?} and {batch_b:?} differ"))
+                .label(expected)
+                .help("repeat the smaller one: `.broadcast_to([…])`"),
+        );
+    }
+    if batch.iter().product::<usize>() > MAX_BATCH {
+        fail(
+            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: a batch has at most {MAX_BATCH} matrices"))
+                .label("the code of the dot would be repeated for each of them")
+                .help("give each program fewer of them, with another axis of the grid or a loop"),
+        );
+    }
+    if a[1] != b[0] {
         let diagnostic =
-            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", sa[1], sb[0]))
-                .label("expected [M, K] and [K, N]");
-        fail(if sa[1] == sb[1] {
-            diagnostic.help("transpose the second one: `dot(a, b.trans())`")
-        } else {
-            diagnostic
-        });
+            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", a[1], b[0]))
+                .label(expected);
+        fail(if a[1] == b[1] { diagnostic.help("transpose the second one: `dot(a, b.trans())`") } else { diagnostic });
     }
 }
 

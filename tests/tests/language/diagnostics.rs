@@ -66,6 +66,24 @@ fn dot_dimensions(x: In<f32>, out: Out<f32>) {
 }
 
 #[kernel]
+fn dot_batches(x: In<f32>, out: Out<f32>) {
+    let c = dot(zeros::<f32>([4, 16, 16]), zeros::<f32>([1, 16, 16]));
+    store(out, sum(c));
+}
+
+#[kernel]
+fn dot_ranks(x: In<f32>, out: Out<f32>) {
+    let c = dot(zeros::<f32>([4, 16, 16]), zeros::<f32>([16, 16]));
+    store(out, sum(c));
+}
+
+#[kernel]
+fn dot_of_many_matrices(x: In<f32>, out: Out<f32>) {
+    let c = dot(zeros::<f32>([128, 16, 16]), zeros::<f32>([128, 16, 16]));
+    store(out, sum(c));
+}
+
+#[kernel]
 fn condition_is_a_tile(x: In<f32>, out: Out<f32>) {
     let v = load(x + arange(0, 64));
     if v > 0.0 {
@@ -134,6 +152,9 @@ fn mistakes_name_the_line() {
         &BRANCHES_DIFFER,
         &WRITES_AN_INPUT,
         &DOT_DIMENSIONS,
+        &DOT_BATCHES,
+        &DOT_RANKS,
+        &DOT_OF_MANY_MATRICES,
         &CONDITION_IS_A_TILE,
         &NO_SUCH_AXIS,
         &GATHERS_FROM_ANOTHER_SHAPE,

@@ -1,0 +1,152 @@
+//! Batched dots, as native code and on simulated GPUs, against sums in f64.
+
+use tilewright::codegen::target::GpuArch;
+use tilewright::prelude::*;
+use tilewright_tests::numerics::Random;
+
+fn devices() -> Vec<Device> {
+    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
+}
+
+/// Integers from −4 to 4: sums of their products are exact.
+fn integers(n: usize, seed: u64) -> Vec<f64> {
+    let mut random = Random::new(seed);
+    (0..n).map(|_| (random.number() * 4.0).round()).collect()
+}
+
+/// a [batch, m, k] × b [batch, k, n], row-major, from the elements with these indices.
+fn product([batch, m, n, k]: [usize; 4], a: impl Fn(usize) -> f64, b: impl Fn(usize) -> f64) -> Vec<f64> {
+    let element = |at: usize| {
+        let (z, i, j) = (at / (m * n), at / n % m, at % n);
+        (0..k).map(|l| a((z * m + i) * k + l) * b((z * k + l) * n + j)).sum()
+    };
+    (0..batch * m * n).map(element).collect()
+}
+
+/// `c = c + a b` for each matrix of the batch; in steps of `k` along K, with b as [batch, n, depth] in memory
+/// (`transposed`) or [batch, depth, n].
+#[kernel]
+fn batched<T: Dtype, A: Num>(
+    a: Tensor<T, (batch, m, depth)>,
+    b: Tensor<T, (batch, rows, columns)>,
+    c: TensorInOut<A, (batch, m, n)>,
+    #[constexpr] batch: usize,
+    #[constexpr] m: usize,
+    #[constexpr] n: usize,
+    #[constexpr] k: usize,
+    #[constexpr] transposed: bool,
+) {
+    let out = c.block([0, 0, 0], [batch, m, n]);
+    let mut acc = load(out);
+    for l in range(0, depth, k) {
+        let left = load(a.block([0, 0, l], [batch, m, k]), boundary_check = [2], padding = zero);
+        let right = if transposed {
+            load(b.block([0, 0, l], [batch, n, k]), boundary_check = [2], padding = zero).t()
+        } else {
+            load(b.block([0, l, 0], [batch, k, n]), boundary_check = [1], padding = zero)
+        };
+        acc = dot(left, right, acc);
+    }
+    store(out, acc);
+}
+
+fn check_batched<T: Element + Dtype, A: Element + Num>(
+    [batch, m, n, k]: [usize; 4],
+    transposed: bool,
+    operand: fn(f64) -> T,
+    acc: fn(f64) -> A,
+    value: fn(A) -> f64,
+) {
+    let depth = 2 * k - 3;
+    let (a, b) = (integers(batch * m * depth, 1), integers(batch * n * depth, 2));
+    let c = integers(batch * m * n, 3);
+    let at =
+        |z: usize, l: usize, j: usize| b[if transposed { (z * n + j) * depth + l } else { (z * depth + l) * n + j }];
+    let products =
+        product([batch, m, n, depth], |at_a| a[at_a], |at_b| at(at_b / n / depth, at_b / n % depth, at_b % n));
+    let want: Vec<f64> = products.iter().zip(&c).map(|(product, c)| product + c).collect();
+    let shape = if transposed { [batch, n, depth] } else { [batch, depth, n] };
+    for device in devices() {
+        for num_warps in [1, 4] {
+            let of = |values: &[f64]| {
+                let values: Vec<T> = values.iter().map(|&v| operand(v)).collect();
+                Buffer::from_slice(&device, &values).unwrap()
+            };
+            let (a, b) = (of(&a), of(&b));
+            let start: Vec<A> = c.iter().map(|&v| acc(v)).collect();
+            let mut out = Buffer::from_slice(&device, &start).unwrap();
+            Batched {
+                a: &a.tensor([batch, m, depth]).unwrap(),
+                b: &b.tensor(shape).unwrap(),
+                c: &mut out.tensor_mut([batch, m, n]).unwrap(),
+                k,
+                transposed,
+            }
+            .launch_with(&device, &LaunchConfig::new(1).num_warps(num_warps))
+            .unwrap_or_else(|error| panic!("{device}: {error}"));
+            let found: Vec<f64> = out.to_vec().unwrap().into_iter().map(value).collect();
+            assert_eq!(found, want, "{device}: {batch} x {m} x {n} x {k}, {transposed}, {num_warps} warps");
+        }
+    }
+}
+
+#[test]
+fn batches_of_matrices_are_multiplied() {
+    for (size, transposed) in [([1, 32, 32, 16], false), ([4, 16, 32, 32], true), ([2, 64, 16, 16], false)] {
+        check_batched(size, transposed, |v| f16::from_f32(v as f32), |v| v as f32, f64::from);
+    }
+    check_batched([2, 16, 16, 32], true, |v| v as i8, |v| v as i32, f64::from);
+    check_batched([8, 4, 8, 16], false, |v| v as f32, |v| v as f32, f64::from);
+    check_batched([2, 8, 8, 8], true, |v| v, |v| v, |v| v);
+}
+
+/// Blocks of `rank` dimensions, of which the first ones have extent 1, as operands and as result of a dot: of tiles of
+/// all dimensions, and of two.
+#[kernel]
+fn leading(
+    a: Tensor<f16, (z, p, m, k)>,
+    b: Tensor<f16, (z, p, k, n)>,
+    c: TensorMut<f32, (z, p, m, n)>,
+    #[constexpr] tile: usize,
+    #[constexpr] flat: bool,
+) {
+    let (i, j) = (program_id(0), program_id(1));
+    let shape = [1, 1, tile, tile];
+    let (a, b, c) = (a.descriptor(shape), b.descriptor(shape), c.descriptor(shape));
+    let mut acc = zeros::<f32>([tile, tile]);
+    for l in range(0, k, tile) {
+        let (left, right) = (a.load([i, j, 0, l]), b.load([i, j, l, 0]));
+        if flat {
+            acc = dot(left.reshape([tile, tile]), right.reshape([tile, tile]), acc);
+        } else {
+            acc += dot(left, right).reshape([tile, tile]);
+        }
+    }
+    c.store([i, j, 0, 0], acc.reshape(shape));
+}
+
+#[test]
+fn leading_dimensions_of_one_are_no_obstacle() {
+    let (z, p, m, n, k) = (2, 3, 30, 24, 40);
+    let (a, b) = (integers(z * p * m * k, 4), integers(z * p * k * n, 5));
+    let want = product([z * p, m, n, k], |at| a[at], |at| b[at]);
+    let half = |values: &[f64]| values.iter().map(|&v| f16::from_f32(v as f32)).collect::<Vec<_>>();
+    for device in devices() {
+        for flat in [false, true] {
+            let (a, b) =
+                (Buffer::from_slice(&device, &half(&a)).unwrap(), Buffer::from_slice(&device, &half(&b)).unwrap());
+            let mut c = Buffer::<f32>::poisoned(&device, want.len()).unwrap();
+            Leading {
+                a: &a.tensor([z, p, m, k]).unwrap(),
+                b: &b.tensor([z, p, k, n]).unwrap(),
+                c: &mut c.tensor_mut([z, p, m, n]).unwrap(),
+                tile: 32,
+                flat,
+            }
+            .launch(&device, (z, p))
+            .unwrap_or_else(|error| panic!("{device}: {error}"));
+            let found: Vec<f64> = c.to_vec().unwrap().into_iter().map(f64::from).collect();
+            assert_eq!(found, want, "{device}: {flat}");
+        }
+    }
+}
