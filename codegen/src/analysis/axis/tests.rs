@@ -63,6 +63,23 @@ fn pointers_of_a_masked_vector_add() {
 }
 
 #[test]
+fn exact_quotients_keep_the_other_factors() {
+    let divisor = |op: &str, by: i64| {
+        let text = format!(
+            "kernel @f(%n: i32 {{divisible_by = 16}}) {{
+        %c = constant {{value = {by}}} : i32
+        %q = {op} %n, %c : i32
+        return }}"
+        );
+        facts(&text, op).divisor_of_all()
+    };
+    assert_eq!(["div", "cdiv", "shr"].map(|op| divisor(op, 2)), [8, 8, 4]);
+    // A remainder, a quotient of unknown sign, a division by zero, a shift by all bits.
+    assert_eq!(["div", "cdiv"].map(|op| [32, 3, -2, 0].map(|by| divisor(op, by))), [[1; 4]; 2]);
+    assert_eq!([5, 32, -1].map(|by| divisor("shr", by)), [1; 3]);
+}
+
+#[test]
 fn assumes_narrow_argument_ranges() {
     let quotient = |assumed: &str| {
         let text = format!(

@@ -231,6 +231,12 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
         }
         BinaryOp::Div => {
             info.constancy = (0..a.rank()).map(|i| info.constancy[i].max(quotient_run(a, b, i))).collect();
+            info.divisibility.fill(exact_quotient(a.divisor_of_all(), constant(b)));
+        }
+        BinaryOp::CeilDiv => info.divisibility.fill(exact_quotient(a.divisor_of_all(), constant(b))),
+        BinaryOp::Shr => {
+            let shift = constant(b).filter(|s| (0..i128::from(a.bits.min(32))).contains(s));
+            info.divisibility.fill(exact_quotient(a.divisor_of_all(), shift.map(|s| 1 << s)));
         }
         BinaryOp::Min | BinaryOp::Max => {
             info.divisibility.fill(a.divisor_of_all().min(b.divisor_of_all()));
@@ -239,9 +245,17 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
             let shift = constant(b).filter(|s| (0..i128::from(a.bits.min(32))).contains(s)).unwrap_or(0);
             info.divisibility.fill((a.divisor_of_all() << shift).min(MAX_DIVISOR));
         }
-        BinaryOp::CeilDiv | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shr | BinaryOp::MulHi => {}
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::MulHi => {}
     }
     info
+}
+
+/// A divisor of a / b for each multiple a of `divisor`: the division by a constant that divides it has no remainder.
+fn exact_quotient(divisor: u64, by: Option<i128>) -> u64 {
+    match by.and_then(|by| u64::try_from(by).ok()) {
+        Some(by) if by > 0 && divisor.is_multiple_of(by) => divisor / by,
+        _ => 1,
+    }
 }
 
 /// Length of the aligned runs along a dimension in which a / b is constant: up to the next multiple of the divisor, and
