@@ -58,8 +58,9 @@ type Shape = (usize, [usize; 3], usize);
 fn case(device: &Device, (bits, [m, n, k], group): Shape, bench: bool) -> Outcome<Row> {
     let a: Vec<f16> = to(&wave(m * k, 0.7), f16::from_f32);
     let bytes = k * bits / 8;
-    let q: Vec<u8> = (0..n * bytes).map(|i| (i * 2_654_435_761 >> 13) as u8).collect();
-    let scale: Vec<f16> = wave(k / group * n, 0.3).iter().map(|x| f16::from_f32((1.5 + x) / (16 << bits) as f32)).collect();
+    let q: Vec<u8> = (0..n * bytes).map(|i| ((i * 2_654_435_761) >> 13) as u8).collect();
+    let scale: Vec<f16> =
+        wave(k / group * n, 0.3).iter().map(|x| f16::from_f32((1.5 + x) / (16 << bits) as f32)).collect();
     let weight = |j: usize, l: usize| {
         let byte = q[j * bytes + l * bits / 8];
         let number = if bits == 8 { byte } else { byte >> (l % 2 * 4) & 15 };

@@ -1,7 +1,7 @@
 //! The files of `examples/` as modules, so that tests can call the `run` function of each.
 
-// Each file also has a `main`.
-#![allow(dead_code)]
+// Each file also has a `main`, and some share `examples/common`.
+#![allow(dead_code, clippy::duplicate_mod)]
 
 #[path = "../../examples/10_argmax_topk.rs"]
 mod argmax_topk;
@@ -23,19 +23,26 @@ mod layer_norm;
 mod math_functions;
 #[path = "../../examples/03_matmul.rs"]
 mod matmul;
+#[path = "../../examples/14_paged_decoding.rs"]
+mod paged_decoding;
 #[path = "../../examples/09_persistent_matmul.rs"]
 mod persistent_matmul;
 #[path = "../../examples/01_vector_add.rs"]
 mod vector_add;
+#[path = "../../examples/13_weight_only_matmul.rs"]
+mod weight_only_matmul;
 
+use crate::configurations::compile_options;
+use tilewright::autotune::Autotune;
 use tilewright::codegen::lang::kernel::{ConstValue, DType, KernelDef};
+use tilewright::codegen::target::CompileOptions;
 use tilewright::prelude::Device;
 
 /// Runs an example on a device; the example checks its results.
 pub type Run = fn(&Device) -> Result<(), Box<dyn std::error::Error>>;
 
 /// Every example, by the name of its file.
-pub const EXAMPLES: [(&str, Run); 12] = [
+pub const EXAMPLES: [(&str, Run); 14] = [
     ("01_vector_add", vector_add::run),
     ("02_fused_softmax", fused_softmax::run),
     ("03_matmul", matmul::run),
@@ -48,6 +55,8 @@ pub const EXAMPLES: [(&str, Run); 12] = [
     ("10_argmax_topk", argmax_topk::run),
     ("11_histogram", histogram::run),
     ("12_attention_modifiers", attention_modifiers::run),
+    ("13_weight_only_matmul", |device| weight_only_matmul::cases(device, false).map(drop)),
+    ("14_paged_decoding", |device| paged_decoding::cases(device, false).map(drop)),
 ];
 
 /// A kernel of an example, with the element types and constants that the example uses.
@@ -55,14 +64,29 @@ pub struct Variant {
     pub def: &'static KernelDef,
     pub dtypes: Vec<DType>,
     pub consts: Vec<(&'static str, ConstValue)>,
+    /// Those of a configuration, or the defaults.
+    pub options: CompileOptions,
 }
 
 fn variant(def: &'static KernelDef, dtypes: &[DType], consts: &[(&'static str, i64)]) -> Variant {
     let consts = consts.iter().map(|(name, value)| (*name, ConstValue::Int(*value))).collect();
-    Variant { def, dtypes: dtypes.to_vec(), consts }
+    Variant { def, dtypes: dtypes.to_vec(), consts, options: CompileOptions::default() }
 }
 
-/// Every kernel of the examples, as it is launched there.
+/// Every configuration of an autotuned kernel, with these other constants.
+fn tuned(
+    autotune: &'static Autotune,
+    dtypes: &[DType],
+    consts: &[(&'static str, i64)],
+) -> impl Iterator<Item = Variant> {
+    let kernel = variant(autotune.def, dtypes, consts);
+    autotune.configs().map(move |config| {
+        let consts = kernel.consts.iter().cloned().chain(config.constants.iter().cloned()).collect();
+        Variant { def: kernel.def, dtypes: kernel.dtypes.clone(), consts, options: compile_options(&config) }
+    })
+}
+
+/// Every kernel of the examples, as it is launched there; of those that are autotuned, one configuration.
 pub fn variants() -> Vec<Variant> {
     let matmul_tiles = [("m_tile", 64), ("n_tile", 64), ("k_tile", 32)];
     let mut all = vec![
@@ -88,5 +112,26 @@ pub fn variants() -> Vec<Variant> {
         matmul.consts.push(("activation", ConstValue::Variant(activation.to_string())));
         all.push(matmul);
     }
+    let mut seen = Vec::new();
+    for variant in configurations() {
+        let constants = (variant.def.name, variant.consts.first().cloned());
+        if !seen.contains(&constants) {
+            seen.push(constants);
+            all.push(variant);
+        }
+    }
+    all
+}
+
+/// The kernels of the examples from 13 on in every configuration, with constants of realistic sizes.
+pub fn configurations() -> Vec<Variant> {
+    let mut all = Vec::new();
+    for bits in [8, 4] {
+        let consts = [("bits", bits), ("group", 128)];
+        all.extend(tuned(&weight_only_matmul::WEIGHT_ONLY_MATMUL_AUTOTUNE, &[DType::F16], &consts));
+    }
+    let consts = [("rows", 16), ("page", 16), ("d", 128)];
+    all.extend(tuned(&paged_decoding::PAGED_DECODE_AUTOTUNE, &[DType::BF16], &consts));
+    all.push(variant(&paged_decoding::COMBINE_SPLITS, &[DType::BF16], &[("most", 4), ("d", 128)]));
     all
 }

@@ -1,11 +1,13 @@
-//! The examples run on the CPU, and `ptxas` assembles the PTX of their kernels. (The GPU tests run them on a GPU.)
+//! The examples run on the CPU, those of a user's list on the simulated GPU too, and `ptxas` assembles the PTX of their
+//! kernels. (The GPU tests run them on a GPU.)
 
 use tilewright::codegen::lang::kernel::Specialization;
 use tilewright::codegen::pipeline;
 use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
 use tilewright::prelude::*;
-use tilewright_tests::examples::{EXAMPLES, Variant, variants};
-use tilewright_tests::ptxas;
+use tilewright_tests::configurations::well_aligned;
+use tilewright_tests::examples::{EXAMPLES, Variant, configurations, variants};
+use tilewright_tests::ptxas::{self, Resources};
 
 #[test]
 fn every_example_is_listed() {
@@ -26,6 +28,29 @@ fn every_example_runs_on_the_cpu() {
     }
 }
 
+/// The examples from 13 on have shapes that are small enough.
+#[test]
+fn examples_run_on_the_simulated_gpu() {
+    let device = Device::simulated(GpuArch::Sm90a);
+    for (name, run) in &EXAMPLES[12..] {
+        run(&device).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn configurations_do_not_spill_on_hopper() {
+    let Some(ptxas) = ptxas::find() else { return };
+    let mut failures = Vec::new();
+    for variant in configurations() {
+        let ptx = ptx(&variant, &well_aligned(variant.def), GpuArch::Sm90a, &variant.options);
+        match ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name()) {
+            Ok(Resources { spills: 0, serialized: false, .. }) => {}
+            other => failures.push(format!("{} {:?}: {other:?}", variant.def.name, variant.consts)),
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 #[test]
 fn ptxas_assembles_every_example() {
     let ptxas = ptxas::find();
@@ -33,7 +58,7 @@ fn ptxas_assembles_every_example() {
     for variant in variants() {
         for spec in [Specialization::default(), Specialization::aligned_memory(variant.def)] {
             for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-                let ptx = ptx(&variant, &spec, arch);
+                let ptx = ptx(&variant, &spec, arch, &CompileOptions::default());
                 let Some(ptxas) = &ptxas else { continue };
                 match ptxas::assemble(ptxas, &ptx, arch.name()) {
                     Ok(r) => println!("{} for {}: {r:?}", variant.def.name, arch.name()),
@@ -45,10 +70,10 @@ fn ptxas_assembles_every_example() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-fn ptx(variant: &Variant, spec: &Specialization, arch: GpuArch) -> String {
+fn ptx(variant: &Variant, spec: &Specialization, arch: GpuArch, options: &CompileOptions) -> String {
     let name = variant.def.name;
     let func = variant.def.record(&variant.dtypes, &variant.consts, spec).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let artifact = pipeline::compile(&func, &Target::Nvptx(arch), &CompileOptions::default(), &mut ());
+    let artifact = pipeline::compile(&func, &Target::Nvptx(arch), options, &mut ());
     match artifact.unwrap_or_else(|e| panic!("{name} for {}: {e}", arch.name())).code {
         Code::Ptx(ptx) => ptx,
         Code::Object(_) => panic!("{name}: an object file instead of PTX"),
