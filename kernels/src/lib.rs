@@ -39,6 +39,7 @@ pub mod rank_sum;
 pub mod rms_norm;
 pub mod rope;
 mod row_loop;
+pub mod scaled_matmul;
 pub mod softmax;
 pub mod swiglu;
 pub mod tensor;
@@ -62,6 +63,7 @@ pub static AUTOTUNED: &[&Autotune] = &[
     &matmul::MATMUL_AUTOTUNE,
     &rms_norm::RMS_NORM_BWD_AUTOTUNE,
     &rms_norm::RMS_NORM_FWD_AUTOTUNE,
+    &scaled_matmul::SCALED_MATMUL_AUTOTUNE,
     &softmax::SOFTMAX_ROWS_AUTOTUNE,
     &weighted_sum::WEIGHTED_SUM_BWD_AUTOTUNE,
     &weighted_sum::WEIGHTED_SUM_FWD_AUTOTUNE,
@@ -95,6 +97,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &rms_norm::RMS_NORM_FWD,
     &rope::ROPE_AT,
     &rope::ROPE_FROM,
+    &scaled_matmul::SCALED_MATMUL,
     &softmax::SOFTMAX_BWD,
     &softmax::SOFTMAX_ROWS,
     &softmax::SOFTMAX_WIDE_ROWS,

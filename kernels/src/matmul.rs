@@ -161,7 +161,7 @@ pub fn matmul<T: Float>(
 }
 
 /// Dimensions of a matrix from the fastest-varying in memory to the slowest.
-fn order(col_major: bool) -> [usize; 2] {
+pub(crate) fn order(col_major: bool) -> [usize; 2] {
     if col_major { [0, 1] } else { [1, 0] }
 }
 

@@ -4,9 +4,10 @@ use crate::consts;
 use tilewright::autotune::Config;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::attention::config::{Pass, default_tiles};
+use tilewright::kernels::scaled_matmul::Scaling;
 use tilewright::kernels::{
     KERNELS, activation, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul, rank_sum,
-    rms_norm, rope, softmax, swiglu, weighted_sum,
+    rms_norm, rope, scaled_matmul, softmax, swiglu, weighted_sum,
 };
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::{DType, Func};
@@ -14,7 +15,7 @@ use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind
 use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
 
 /// The PTX version of all code that is compared or assembled.
-pub const PTX_VERSION: u32 = 83;
+pub const PTX_VERSION: u32 = 84;
 
 /// The compile options of a configuration of the autotuner.
 pub fn compile_options(config: &Config) -> CompileOptions {
@@ -140,10 +141,16 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
             m_tile = tile, n_tile = tile, k_tile = k_tile, activation = Activation::None, precision = Precision::Ieee,
         };
         (consts.to_vec(), options(warps, stages))
+    } else if is(&scaled_matmul::SCALED_MATMUL) {
+        let consts = consts! {
+            m_tile = 128usize, n_tile = 128usize, k_tile = 64usize, b_col_major = true, scaling = Scaling::Lines,
+        };
+        (consts.to_vec(), options(8, 3))
     } else {
         attention_configuration(def, dtype)
     };
     let dtypes = match def.name {
+        "scaled_matmul" => vec![DType::F8E4M3, dtype],
         "column_sum" => vec![DType::F32, dtype],
         "adamw_controlled" | "adamw_two_peers" | "adamw_with_compute_weights" | "cast" => vec![dtype, DType::BF16],
         "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],

@@ -55,14 +55,18 @@ impl HostTensor {
         self
     }
 
-    /// A tensor of row-major values, rounded to the type.
+    /// A tensor of row-major values, rounded to the type; for integers truncated.
     pub fn of(dtype: DType, shape: &[usize], strides: &[usize], values: &[f64]) -> HostTensor {
         let mut tensor = HostTensor::poisoned(dtype, shape, strides);
         let offsets = tensor.offsets();
         assert_eq!(offsets.len(), values.len(), "values of a tensor of shape {shape:?}");
         let size = dtype.bytes();
         for (offset, value) in offsets.into_iter().zip(values) {
-            let bits = num::encode(dtype, *value).to_le_bytes();
+            let bits = match dtype.is_float() {
+                true => num::encode(dtype, *value),
+                false => num::encode_int(dtype, *value as i128),
+            };
+            let bits = bits.to_le_bytes();
             tensor.bytes[offset * size..(offset + 1) * size].copy_from_slice(&bits[..size]);
         }
         tensor
@@ -106,7 +110,11 @@ impl HostTensor {
 
     /// The elements in row-major order.
     pub fn values(&self) -> Vec<f64> {
-        self.offsets().into_iter().map(|offset| num::decode(self.dtype, self.bits(offset))).collect()
+        let value = |bits| match self.dtype.is_float() {
+            true => num::decode(self.dtype, bits),
+            false => num::decode_int(self.dtype, bits) as f64,
+        };
+        self.offsets().into_iter().map(|offset| value(self.bits(offset))).collect()
     }
 
     /// Number of elements of memory, gaps and tail included.

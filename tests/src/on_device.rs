@@ -9,6 +9,7 @@ use crate::numerics::{HostTensor, Random, TF32_TOLERANCE, gapped, tolerance};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::Options;
+use tilewright::kernels::scaled_matmul::{self, Scales};
 use tilewright::kernels::{FloatElement, Tensor, TensorMut, column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::*;
 
@@ -50,7 +51,7 @@ fn array<const R: usize>(list: &[usize]) -> [usize; R] {
     list.try_into().expect("a tensor of that rank")
 }
 
-impl<T: FloatElement> DeviceTensor<T> {
+impl<T: Dtype + Element> DeviceTensor<T> {
     /// Copies `host` to the device.
     pub fn new(device: &Device, host: HostTensor) -> DeviceTensor<T> {
         let buffer = host.upload(device);
@@ -240,6 +241,60 @@ pub fn check_matmul<T: FloatElement>(
     ok(matmul::multiply_add_bias(device, a.input(), b.input(), bias.input(), c.output(), options));
     let biased = product.iter().enumerate().map(|(at, x)| activated(x + numbers[at % n], options.activation));
     c.check(&format!("{what} with bias"), &biased.collect::<Vec<_>>(), allowed);
+}
+
+/// Checks products of 8-bit matrices [m, k] and [k, n] with each kind of scales. `tolerance` is that of sums in the
+/// precision of tensor cores.
+pub fn check_scaled_matmul<T: Dtype + Element, O: Num + Element>(
+    device: &Device,
+    [m, n, k]: [usize; 3],
+    spacing: Spacing,
+    columns: ColumnMajor,
+    imprecise: f64,
+) {
+    let mut random = Random::new(7);
+    // Integers of the type's whole range; floats in [-1, 1).
+    let factor = if T::dtype().is_float() { 1.0 } else { 128.0 };
+    let mut operand = |shape: [usize; 2], columns: bool| {
+        let mut strides = spacing.strides(&if columns { [shape[1], shape[0]] } else { shape });
+        if columns {
+            strides.reverse();
+        }
+        let least = if matches!(T::dtype(), DType::U8) { 128.0 } else { 0.0 };
+        let numbers: Vec<f64> = (0..shape[0] * shape[1]).map(|_| random.number() * factor + least).collect();
+        DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &shape, &strides, &numbers))
+    };
+    let (a, b) = (operand([m, k], columns.a), operand([k, n], columns.b));
+    let product = matmul::reference(&a.values(), &b.values(), [m, n, k]);
+    let scales = |n: usize, random: &mut Random| DeviceTensor::<f32>::random(device, &[n], spacing, random);
+    for fast in [true, false] {
+        // Scaled results would be truncated to integers.
+        let kinds = if O::dtype().is_float() { 3 } else { 1 };
+        for lines in [None, Some([1, 1]), Some([m, n])].into_iter().take(kinds) {
+            let what = format!(
+                "scaled_matmul {} [{m}, {n}, {k}] {spacing:?} {columns:?}, scales {lines:?}, fast_accumulation {fast}",
+                T::dtype()
+            );
+            let of = lines.map(|[rows, columns]| [scales(rows, &mut random), scales(columns, &mut random)]);
+            let given = match (&of, lines) {
+                (Some([x, y]), Some([1, 1])) => Scales::Matrices(x.input(), y.input()),
+                (Some([x, y]), _) => Scales::Lines(x.input(), y.input()),
+                (None, _) => Scales::None,
+            };
+            let mut c = DeviceTensor::<O>::poisoned(device, &[m, n], spacing);
+            ok(scaled_matmul::multiply(device, a.input(), b.input(), given, fast, c.output()));
+            let factor = |at: usize| match &of {
+                Some([x, y]) => {
+                    let (x, y) = (x.values(), y.values());
+                    x[(at / n) % x.len()] * y[(at % n) % y.len()]
+                }
+                None => 1.0,
+            };
+            let want: Vec<f64> = product.iter().enumerate().map(|(at, x)| x * factor(at)).collect();
+            let exact = if O::dtype().is_float() { tolerance(O::dtype()) } else { 0.0 };
+            c.check(&what, &want, if fast { exact.max(imprecise) } else { exact });
+        }
+    }
 }
 
 /// The activations in f64, by other formulas than the kernel's.

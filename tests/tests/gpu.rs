@@ -18,7 +18,9 @@ use tilewright::kernels::{Tensor, TensorMut, matmul, softmax};
 use tilewright::prelude::*;
 use tilewright_tests::for_types;
 use tilewright_tests::numerics::{HostTensor, Random, dense, tolerance};
-use tilewright_tests::on_device::{ACTIVATIONS, ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, Spacing, check_matmul};
+use tilewright_tests::on_device::{
+    ACTIVATIONS, ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, Spacing, check_matmul, check_scaled_matmul,
+};
 
 /// GPU 0, locked for one test at a time: a device fault ends all work in flight, and must be attributed to the test
 /// that caused it.
@@ -124,6 +126,21 @@ fn matmul_of_any_shape() {
     for shape in [[4097, 127, 17], [17, 4097, 127], [127, 17, 4097], [512, 768, 256]] {
         for_types!(check_matmul(&gpu, shape, DENSE, plain, Options::default()));
         for_types!(check_matmul(&gpu, shape, GAPS, plain, Options::default()));
+    }
+}
+
+#[test]
+fn scaled_matmul_of_any_strides() {
+    /// Relative error of sums in the 14 bits that Hopper's tensor cores keep.
+    const IMPRECISE: f64 = 5e-3;
+    let Some(gpu) = gpu() else { return };
+    for columns in [ColumnMajor::default(), ColumnMajor { b: true, ..ColumnMajor::default() }] {
+        for (shape, spacing) in [([512, 384, 1024], DENSE), ([200, 130, 300], GAPS), ([16, 512, 256], ALIGNED_GAPS)] {
+            check_scaled_matmul::<F8E4M3, bf16>(&gpu, shape, spacing, columns, IMPRECISE);
+            check_scaled_matmul::<F8E5M2, f32>(&gpu, shape, spacing, columns, IMPRECISE);
+            check_scaled_matmul::<i8, i32>(&gpu, shape, spacing, columns, 0.0);
+            check_scaled_matmul::<u8, f32>(&gpu, shape, spacing, columns, 0.0);
+        }
     }
 }
 

@@ -3,9 +3,11 @@
 use tilewright::Device;
 use tilewright::kernels::matmul::Options;
 use tilewright::kernels::{Tensor, TensorMut, matmul, softmax, weighted_sum};
-use tilewright::prelude::{Buffer, Precision};
+use tilewright::prelude::{Buffer, F8E4M3, F8E5M2, Precision, bf16};
 use tilewright_tests::for_types;
-use tilewright_tests::on_device::{ACTIVATIONS, ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, check_matmul};
+use tilewright_tests::on_device::{
+    ACTIVATIONS, ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, check_matmul, check_scaled_matmul,
+};
 
 const SHAPES: [[usize; 2]; 7] = [[1, 1], [17, 1], [1, 17], [127, 17], [16, 64], [33, 1000], [700, 20]];
 
@@ -67,6 +69,19 @@ fn matmul_of_any_strides() {
     for precision in [Precision::Tf32, Precision::Tf32x3] {
         let options = Options { precision, ..Options::default() };
         check_matmul::<f32>(&cpu, [50, 60, 70], DENSE, ColumnMajor::default(), options);
+    }
+}
+
+#[test]
+fn scaled_matmul_of_any_strides() {
+    let cpu = Device::cpu();
+    for columns in [ColumnMajor::default(), ColumnMajor { b: true, ..ColumnMajor::default() }] {
+        for (shape, spacing) in [([1, 1, 1], DENSE), ([40, 33, 65], STEPS), ([70, 130, 200], GAPS)] {
+            check_scaled_matmul::<F8E4M3, bf16>(&cpu, shape, spacing, columns, 0.0);
+            check_scaled_matmul::<F8E5M2, f32>(&cpu, shape, spacing, columns, 0.0);
+            check_scaled_matmul::<i8, i32>(&cpu, shape, spacing, columns, 0.0);
+            check_scaled_matmul::<u8, f32>(&cpu, shape, spacing, columns, 0.0);
+        }
     }
 }
 

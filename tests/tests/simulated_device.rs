@@ -1,6 +1,7 @@
 //! `Device::simulated` as a test tool for users: their kernels run on it, and errors name the source line.
 
 use tilewright::prelude::*;
+use tilewright_tests::on_device::{ColumnMajor, DENSE, GAPS, check_scaled_matmul};
 
 const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
 
@@ -57,6 +58,20 @@ fn kernels_match_the_reference() {
     }
     assert_eq!(Device::simulated(GpuArch::Sm90a).to_string(), "a simulated sm_90a GPU");
     assert_ne!(Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm80), "each has its own memory");
+}
+
+/// Products of 8-bit matrices by the matrix instructions of each architecture.
+#[test]
+fn scaled_matmul_of_either_order() {
+    for arch in [GpuArch::Sm80, GpuArch::Sm89, GpuArch::Sm90a] {
+        let device = Device::simulated(arch);
+        for columns in [ColumnMajor::default(), ColumnMajor { b: true, ..ColumnMajor::default() }] {
+            for (shape, spacing) in [([128, 128, 256], DENSE), ([33, 20, 70], GAPS)] {
+                check_scaled_matmul::<F8E4M3, bf16>(&device, shape, spacing, columns, 0.0);
+                check_scaled_matmul::<i8, i32>(&device, shape, spacing, columns, 0.0);
+            }
+        }
+    }
 }
 
 /// Every program writes its index to the same address: a race.

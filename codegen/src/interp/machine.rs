@@ -438,7 +438,7 @@ impl<'a> Machine<'a> {
                 one(access::atomic_cas(self.memory, [tile(0), tile(1), tile(2)], optional(3), order)?)
             }
 
-            Op::Dot { precision } => one(dot_and_reduce::dot(tile(0), tile(1), tile(2), *precision)),
+            Op::Dot { precision, .. } => one(dot_and_reduce::dot(tile(0), tile(1), tile(2), *precision)),
             Op::Reduce { axis } => self.reduce(id, &operands, *axis),
             Op::Scan { axis, reverse } => self.scan(id, &operands, *axis, *reverse),
 

@@ -284,7 +284,7 @@ impl<'f> Builder<'f> {
 
     pub fn dot(&mut self, a: Value, b: Value, acc: Value, precision: Precision) -> Value {
         let ty = self.ty(acc);
-        self.one(Op::Dot { precision }, &[a, b, acc], ty)
+        self.one(Op::Dot { precision, max_imprecise: None }, &[a, b, acc], ty)
     }
 
     /// Reduction along `axis`. `combine(builder, accumulated, new)` builds the region on scalars.

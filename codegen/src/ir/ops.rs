@@ -400,8 +400,9 @@ op_table! {
 
     // Contractions.
 
-    /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. `precision` applies to f32 operands.
-    Dot { precision: Precision } = "dot" (3..3) -> 1, Pure, Tile;
+    /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. `precision` applies to f32 operands. `max_imprecise` applies to
+    /// 8-bit floats: the maximum number of products that tensor cores may sum before the sum is added in f32.
+    Dot { precision: Precision, max_imprecise: Option<u32> } = "dot" (3..3) -> 1, Pure, Tile;
     /// Reduces all operands (of one shape) together along `axis`. Region: 2n scalars (accumulated, then new) → n
     /// scalars. The combine function must be associative and commutative.
     Reduce { axis: usize } = "reduce" (1..any) -> any, Pure, Tile;

@@ -5,7 +5,7 @@ use super::handle::{Data, Tile};
 use super::index::{Unset, check_shape};
 use super::record::{emit, error_here, fail, shape};
 pub use crate::ir::Precision;
-use crate::ir::{Builder, DType, Type, Value};
+use crate::ir::{Builder, DType, Op, Type, Value};
 
 /// The accumulator of a [`dot`]: a tile, or zeros if not given.
 #[diagnostic::on_unimplemented(
@@ -33,11 +33,52 @@ impl<T: Dtype, A: Num> Accumulator<T> for Tile<A> {
     }
 }
 
+/// How many products of 8-bit floats a [`dot`] may sum at less than the precision of f32: a number, or any if not given.
+pub trait ImpreciseSums {
+    #[doc(hidden)]
+    fn most(self) -> Option<u32>;
+}
+
+impl ImpreciseSums for Unset {
+    fn most(self) -> Option<u32> {
+        None
+    }
+}
+
+impl ImpreciseSums for usize {
+    fn most(self) -> Option<u32> {
+        Some(u32::try_from(self).unwrap_or(u32::MAX))
+    }
+}
+
+impl ImpreciseSums for i32 {
+    #[track_caller]
+    fn most(self) -> Option<u32> {
+        let most = u32::try_from(self);
+        if most.is_err() {
+            fail(
+                error_here(format!("`max_num_imprecise_acc` is a number of products, found {self}"))
+                    .help("write 0 for sums in f32, or leave it out for the precision of the hardware"),
+            );
+        }
+        most.ok()
+    }
+}
+
 /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. Without `acc`, the product in f32 for floats and i32 for integers.
 /// Dimensions before the last two are those of a batch: [B, M, K] × [B, K, N] is B dots, whose code is repeated B times.
 /// `input_precision` selects how f32 operands are multiplied: `ieee` (in f32, the default), `tf32` or `tf32x3`.
+///
+/// `max_num_imprecise_acc` limits how many products of 8-bit floats tensor cores sum before the sum is added in f32:
+/// those of Hopper keep about 14 bits of a sum. Below K, and with 0, operands are widened to f16, and sums are in f32.
 #[track_caller]
-pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_precision: Precision) -> Tile<A::Elem> {
+pub fn dot<T: Dtype, A: Accumulator<T>>(
+    a: Tile<T>,
+    b: Tile<T>,
+    acc: A,
+    input_precision: Precision,
+    max_num_imprecise_acc: impl ImpreciseSums,
+) -> Tile<A::Elem> {
     let (from, to) = (T::dtype(), A::Elem::dtype());
     let (sa, sb) = (shape(a.value()), shape(b.value()));
     check_operands(&sa, &sb);
@@ -55,6 +96,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
         }
     }
     check_types(from, to);
+    let max_imprecise = max_num_imprecise_acc.most().filter(|_| matches!(from, DType::F8E4M3 | DType::F8E5M2));
     let (va, vb) = (a.value(), b.value());
     // f64 operands accumulate in f64, whatever the result type.
     let inner = if from == DType::F64 { DType::F64 } else { to };
@@ -63,7 +105,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
             Some(acc) if inner == to => acc,
             _ => builder.zero(Type::tensor(&result, inner)),
         };
-        let product = batched(builder, [va, vb, start], input_precision);
+        let product = batched(builder, [va, vb, start], &Op::Dot { precision: input_precision, max_imprecise });
         let product = builder.cast(product, to);
         match acc {
             Some(acc) if inner != to => builder.binary(crate::ir::BinaryOp::Add, acc, product),
@@ -74,12 +116,12 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
 }
 
 /// The dot of a, b and the accumulator, whose leading dimensions, those of the batch, are equal.
-fn batched(builder: &mut Builder, operands: [Value; 3], precision: Precision) -> Value {
+fn batched(builder: &mut Builder, operands: [Value; 3], dot: &Op) -> Value {
     let result = builder.ty(operands[2]).shape().to_vec();
     let rank = result.len();
     let count: usize = result[..rank - 2].iter().product();
     if count == 1 {
-        return one_matrix(builder, operands, rank - 2, precision);
+        return one_matrix(builder, operands, rank - 2, dot);
     }
     // The dimension of the batch is split as the last one.
     let batch_last = operands.map(|v| {
@@ -87,39 +129,41 @@ fn batched(builder: &mut Builder, operands: [Value; 3], precision: Precision) ->
         let flat = builder.reshape(v, &[count, matrix[0], matrix[1]]);
         builder.trans(flat, &[1, 2, 0])
     });
-    let product = split_batch(builder, batch_last, precision);
+    let product = split_batch(builder, batch_last, dot);
     let product = builder.trans(product, &[2, 0, 1]);
     builder.reshape(product, &result)
 }
 
 /// [M, K, B] × [K, N, B] → [M, N, B]: the dots of even and of odd positions of the batch.
-fn split_batch(builder: &mut Builder, operands: [Value; 3], precision: Precision) -> Value {
+fn split_batch(builder: &mut Builder, operands: [Value; 3], dot: &Op) -> Value {
     let result = builder.ty(operands[2]).shape().to_vec();
     if result[2] == 1 {
-        return one_matrix(builder, operands, 0, precision);
+        return one_matrix(builder, operands, 0, dot);
     }
     let halves = operands.map(|v| {
         let shape = builder.ty(v).shape().to_vec();
         let pairs = builder.reshape(v, &[shape[0], shape[1], shape[2] / 2, 2]);
         builder.split(pairs)
     });
-    let even = split_batch(builder, halves.map(|half| half.0), precision);
-    let odd = split_batch(builder, halves.map(|half| half.1), precision);
+    let even = split_batch(builder, halves.map(|half| half.0), dot);
+    let odd = split_batch(builder, halves.map(|half| half.1), dot);
     let pairs = builder.join(even, odd);
     builder.reshape(pairs, &result)
 }
 
 /// A dot of operands whose dimensions, but those at `axis` and `axis + 1`, have extent 1.
-fn one_matrix(builder: &mut Builder, operands: [Value; 3], axis: usize, precision: Precision) -> Value {
+fn one_matrix(builder: &mut Builder, operands: [Value; 3], axis: usize, dot: &Op) -> Value {
     let result = builder.ty(operands[2]).shape().to_vec();
     if result.len() == 2 {
-        return builder.dot(operands[0], operands[1], operands[2], precision);
+        let ty = builder.ty(operands[2]).clone();
+        let id = builder.op(dot.clone(), &operands, &[ty]);
+        return builder.func.result(id);
     }
-    let [a, b, acc] = operands.map(|v| {
+    let matrices = operands.map(|v| {
         let matrix = builder.ty(v).shape()[axis..axis + 2].to_vec();
         builder.reshape(v, &matrix)
     });
-    let product = builder.dot(a, b, acc, precision);
+    let product = one_matrix(builder, matrices, 0, dot);
     builder.reshape(product, &result)
 }
 

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 )]
 pub trait Dtype: Copy + 'static {
     /// The default accumulator type of a `dot` of these elements.
-    type Acc: Dtype;
+    type Acc: Num;
 
     /// The element type; for a type parameter, the type it is bound to in the kernel being recorded.
     fn dtype() -> DType;
@@ -133,6 +133,11 @@ fn wide(d: DType) -> DType {
     }
 }
 
+/// The accumulator of a `dot` of this type, as [`Dtype::Acc`].
+fn accumulator(d: DType) -> DType {
+    if d.is_float() { DType::F32 } else { DType::I32 }
+}
+
 /// f32 for bf16; other types unchanged.
 fn promoted(d: DType) -> DType {
     if d == DType::BF16 { DType::F32 } else { d }
@@ -145,19 +150,21 @@ generics! {
     /// As [`GenericFloat`], for `Int`.
     GenericInt: Num Bits Int, i32, |d| d, [SumInt, SumInt, GenericInt];
     /// As [`GenericFloat`], for `Num`.
-    GenericNum: Num, f32, |d| d, [SumNum, RunningNum, ProductNum];
+    GenericNum: Num, DotSum<N>, |d| d, [SumNum, RunningNum, ProductNum];
     /// As [`GenericFloat`], for `Bits`.
     GenericBits: Bits, i32, |d| d, [];
     /// As [`GenericFloat`], for `Dtype`.
-    GenericDtype: , f32, |d| d, [];
+    GenericDtype: , DotSum<N>, |d| d, [];
+    /// Accumulators of dots of `GenericDtype` and `GenericNum`.
+    DotSum: Num, DotSum<N>, accumulator, [DotSum, DotSum, DotSum];
     /// Running sums and products of `GenericFloat`.
     RunningFloat: Num Float, f32, promoted, [RunningFloat, RunningFloat, RunningFloat];
     /// Sums of `GenericInt`.
     SumInt: Num Bits Int, i32, wide, [SumInt, SumInt, SumInt];
     /// Sums of `GenericNum`.
-    SumNum: Num, f32, wide, [SumNum, RunningNum, RunningNum];
+    SumNum: Num, DotSum<N>, wide, [SumNum, RunningNum, RunningNum];
     /// Running sums of `GenericNum`.
-    RunningNum: Num, f32, |d| wide(promoted(d)), [RunningNum, RunningNum, RunningNum];
+    RunningNum: Num, DotSum<N>, |d| wide(promoted(d)), [RunningNum, RunningNum, RunningNum];
     /// Running products of `GenericNum`.
-    ProductNum: Num, f32, promoted, [RunningNum, RunningNum, ProductNum];
+    ProductNum: Num, DotSum<N>, promoted, [RunningNum, RunningNum, ProductNum];
 }

@@ -137,10 +137,10 @@ impl LinearLayout {
             .wrap(&[1, 0])
     }
 
-    /// The A operand `[m, k]` of `mma.sync.m16n8`: k16 for 16-bit elements, k8 for tf32, k32 for 8-bit. Warps along n
-    /// hold replicas. Instructions cover k, then m.
+    /// The A operand `[m, k]` of `mma.sync.m16n8`: k16 for 16-bit elements, k32 for 8-bit, k8 for tf32 and
+    /// f64. Warps along n hold replicas. Instructions cover k, then m.
     ///
-    /// The 32-bit elements of a lane are neighbors along k, where the PTX ISA has them four apart. This is valid
+    /// The 32-bit and 64-bit elements of a lane are neighbors along k, where the PTX ISA has them four apart. This is valid
     /// because a dot sums over k in any order that both operands share. Loads then take two elements at a time with
     /// fewer bank conflicts, and an accumulator is an A operand without conversion.
     pub fn mma_m16n8_a(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
@@ -217,6 +217,8 @@ fn a_tile(builder: LayoutBuilder, per_word: u32) -> LayoutBuilder {
 fn elements_per_word(element_bits: u32) -> u32 {
     match element_bits {
         8 | 16 | 32 => 32 / element_bits,
+        // A word of its own for each f64: the same places as tf32.
+        64 => 1,
         _ => bug(format!("a tensor-core operand with {element_bits}-bit elements")),
     }
 }

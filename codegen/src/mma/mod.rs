@@ -11,7 +11,7 @@ pub mod shared;
 use crate::analysis::registers;
 use crate::ir::{DType, Precision};
 use crate::layout::LinearLayout;
-use crate::target::GpuArch;
+use crate::target::{CompileOptions, GpuArch};
 
 /// Instructions with one syntax and one assignment of operands to registers or shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,77 +37,122 @@ pub const N_STEP: u32 = 8;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Instruction {
     pub family: Family,
-    /// Element type of a and b; f32 is rounded to tf32.
-    pub operands: DType,
+    /// Element types of a and b; f32 is rounded to tf32.
+    pub operands: [DType; 2],
     /// Element type of the accumulator.
     pub acc: DType,
-    /// Name of the operand type in PTX.
-    pub name: &'static str,
     pub m: u32,
     pub k: u32,
-    /// Minimum and maximum N; all multiples of [`N_STEP`] in between are legal.
+    /// Minimum and maximum N, see [`Instruction::columns`].
     pub n: [u32; 2],
     /// Number of warps that execute it together.
     pub warps: u32,
     /// First architecture that supports it.
     pub min_arch: GpuArch,
-    /// Whether an operand in shared memory may be MN-major, i.e. have M or N instead of K contiguous.
-    pub allows_mn_major: bool,
 }
 
-/// An `mma.sync` of 16-bit (k 16) or 32-bit (k 8) operands.
-const fn mma_sync(operands: DType, name: &'static str, k: u32) -> Instruction {
-    let (family, min_arch) = (Family::MmaSync, GpuArch::Sm80);
-    Instruction {
-        family,
-        operands,
-        acc: DType::F32,
-        name,
-        m: 16,
-        k,
-        n: [8, 8],
-        warps: 1,
-        min_arch,
-        allows_mn_major: false,
-    }
+/// An `mma.sync` with `k` operand elements per lane group: 32 bytes, and 64 of f64.
+const fn mma_sync(operands: [DType; 2], acc: DType, k: u32, min_arch: GpuArch) -> Instruction {
+    Instruction { family: Family::MmaSync, operands, acc, m: 16, k, n: [8, 8], warps: 1, min_arch }
 }
 
 /// A `wgmma` with `k` operand elements per 32 bytes.
-const fn wgmma(operands: DType, name: &'static str, k: u32, allows_mn_major: bool) -> Instruction {
+const fn wgmma(operands: [DType; 2], acc: DType, k: u32) -> Instruction {
     let (family, min_arch) = (Family::Wgmma, GpuArch::Sm90a);
-    Instruction { family, operands, acc: DType::F32, name, m: 64, k, n: [8, 256], warps: 4, min_arch, allows_mn_major }
+    Instruction { family, operands, acc, m: 64, k, n: [8, 256], warps: 4, min_arch }
 }
 
 /// All MMA instructions.
-pub const TABLE: &[Instruction] = &[
-    mma_sync(DType::F16, "f16", 16),
-    mma_sync(DType::BF16, "bf16", 16),
-    mma_sync(DType::F32, "tf32", 8),
-    wgmma(DType::F16, "f16", 16, true),
-    wgmma(DType::BF16, "bf16", 16, true),
-    wgmma(DType::F32, "tf32", 8, false),
-];
+pub const TABLE: &[Instruction] = {
+    use DType::{BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, U8};
+    use GpuArch::{Sm80, Sm89};
+    &[
+        mma_sync([F16, F16], F32, 16, Sm80),
+        mma_sync([BF16, BF16], F32, 16, Sm80),
+        mma_sync([F32, F32], F32, 8, Sm80),
+        // Below sm_90 four of `F64_PART`, which assigns the same elements to registers.
+        mma_sync([F64, F64], F64, 8, Sm80),
+        mma_sync([F8E4M3, F8E4M3], F32, 32, Sm89),
+        mma_sync([F8E4M3, F8E5M2], F32, 32, Sm89),
+        mma_sync([F8E5M2, F8E4M3], F32, 32, Sm89),
+        mma_sync([F8E5M2, F8E5M2], F32, 32, Sm89),
+        mma_sync([I8, I8], I32, 32, Sm80),
+        mma_sync([I8, U8], I32, 32, Sm80),
+        mma_sync([U8, I8], I32, 32, Sm80),
+        mma_sync([U8, U8], I32, 32, Sm80),
+        wgmma([F16, F16], F32, 16),
+        wgmma([BF16, BF16], F32, 16),
+        wgmma([F32, F32], F32, 8),
+        wgmma([F8E4M3, F8E4M3], F32, 32),
+        wgmma([F8E4M3, F8E5M2], F32, 32),
+        wgmma([F8E5M2, F8E4M3], F32, 32),
+        wgmma([F8E5M2, F8E5M2], F32, 32),
+        wgmma([I8, I8], I32, 32),
+        wgmma([I8, U8], I32, 32),
+        wgmma([U8, I8], I32, 32),
+        wgmma([U8, U8], I32, 32),
+    ]
+};
+
+/// A quarter of the `mma.sync` of f64: half of its rows and half of K.
+pub const F64_PART: Instruction =
+    Instruction { m: 8, k: 4, ..mma_sync([DType::F64, DType::F64], DType::F64, 8, GpuArch::Sm80) };
+
+/// The name of an element type in the mnemonic of an MMA instruction.
+fn ptx_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "tf32",
+        DType::F8E4M3 => "e4m3",
+        DType::F8E5M2 => "e5m2",
+        DType::I8 => "s8",
+        DType::I32 => "s32",
+        other => other.name(),
+    }
+}
 
 impl Instruction {
     /// The row for these types.
-    pub fn find(family: Family, operands: DType, acc: DType) -> Option<&'static Instruction> {
+    pub fn find(family: Family, operands: [DType; 2], acc: DType) -> Option<&'static Instruction> {
         TABLE.iter().find(|i| (i.family, i.operands, i.acc) == (family, operands, acc))
+    }
+
+    /// Whether an operand in shared memory may be MN-major, i.e. have M or N instead of K contiguous: 16-bit types only.
+    pub fn allows_mn_major(&self) -> bool {
+        self.family == Family::Wgmma && self.operands[0].bits() == 16
+    }
+
+    /// The legal N, ascending: multiples of 8, and above 32 of 16 for integers.
+    pub fn columns(&self) -> impl Iterator<Item = u32> {
+        let (integers, [first, last]) = (!self.acc.is_float(), self.n);
+        (first..=last).step_by(N_STEP as usize).filter(move |n| !integers || *n <= 32 || n.is_multiple_of(16))
     }
 
     /// PTX mnemonic for `n` columns.
     pub fn mnemonic(&self, n: u32) -> String {
-        let Instruction { family, name, m, k, .. } = self;
+        let Instruction { family, m, k, .. } = self;
+        let [a, b] = self.operands.map(ptx_name);
+        let acc = self.acc_name();
         match family {
-            Family::MmaSync => format!("mma.sync.aligned.m{m}n{n}k{k}.row.col.f32.{name}.{name}.f32"),
-            Family::Wgmma => format!("wgmma.mma_async.sync.aligned.m{m}n{n}k{k}.f32.{name}.{name}"),
+            Family::MmaSync => format!("mma.sync.aligned.m{m}n{n}k{k}.row.col.{acc}.{a}.{b}.{acc}"),
+            Family::Wgmma => format!("wgmma.mma_async.sync.aligned.m{m}n{n}k{k}.{acc}.{a}.{b}"),
         }
+    }
+
+    /// First PTX version that has it, as major × 10 + minor.
+    fn min_ptx(&self) -> u32 {
+        let fp8 = self.operands[0].is_float() && self.operand_bits() == 8;
+        if self.family == Family::MmaSync && fp8 { 84 } else { 80 }
+    }
+
+    fn acc_name(&self) -> &'static str {
+        if self.acc == DType::F32 { "f32" } else { ptx_name(self.acc) }
     }
 
     /// Parses the mnemonic at the start of a text; returns the row and N.
     pub fn parse_mnemonic(text: &str) -> Option<(&'static Instruction, u32)> {
         let mnemonic = text.split([' ', '{']).next()?;
-        let columns = |i: &'static Instruction| (i.n[0]..=i.n[1]).step_by(N_STEP as usize).map(move |n| (i, n));
-        TABLE.iter().flat_map(columns).find(|(i, n)| i.mnemonic(*n) == mnemonic)
+        let mut rows = TABLE.iter().chain([&F64_PART]).flat_map(|i| i.columns().map(move |n| (i, n)));
+        rows.find(|(i, n)| i.mnemonic(*n) == mnemonic)
     }
 
     /// Distributes a dot over `num_warps` warps. `None` if m, k or `num_warps` is not a multiple of the m, k or number
@@ -137,9 +182,10 @@ impl Instruction {
     }
 }
 
-/// Element type in which a dot multiplies operands of this type: f16 for 8-bit floats, which it represents exactly.
-pub fn mma_dtype(operands: DType) -> DType {
-    match operands {
+/// Element type in which a dot multiplies operands of this type where no instruction multiplies them as they are: f16
+/// for 8-bit floats, which it represents exactly.
+pub fn widened(operand: DType) -> DType {
+    match operand {
         DType::F8E4M3 | DType::F8E5M2 => DType::F16,
         other => other,
     }
@@ -151,10 +197,19 @@ pub struct DotShape {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// As multiplied, see [`mma_dtype`].
-    pub operands: DType,
+    pub operands: [DType; 2],
     pub acc: DType,
     pub precision: Precision,
+    /// Maximum number of products that the accumulators of tensor cores may sum, where these are less precise than f32:
+    /// for 8-bit floats.
+    pub max_imprecise: Option<u32>,
+}
+
+impl DotShape {
+    /// Whether 8-bit floats must not be multiplied as they are, because one step along K has too many products.
+    fn must_widen(&self) -> bool {
+        self.max_imprecise.is_some_and(|most| (most as usize) < self.k)
+    }
 }
 
 /// How a block computes a dot of one shape.
@@ -167,20 +222,26 @@ pub struct Plan {
     pub n: u32,
 }
 
-/// The instruction for a dot: `wgmma` if possible (for f32 operands only with `wgmma_f32`), else `mma.sync`. `None` if
-/// no MMA instruction applies and the dot is computed by FMA.
-pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Option<Plan> {
-    let DotShape { m, n, k, operands, acc, precision } = dot;
-    let f32 = operands == DType::F32;
-    let find = |family| {
-        let row = Instruction::find(family, operands, acc).filter(|i| arch >= i.min_arch)?;
-        row.plan(MmaShape { m: m as u32, n: n as u32, k: k as u32 }, num_warps)
+/// The instruction for a dot: `wgmma` if possible (for f32 operands only with the option `wgmma_f32`), else `mma.sync`, of the
+/// operands as they are, else [`widened`]. `None` if no MMA instruction applies and the dot is computed by FMA.
+pub fn plan(dot: DotShape, arch: GpuArch, options: &CompileOptions) -> Option<Plan> {
+    let DotShape { m, n, k, operands, acc, precision, .. } = dot;
+    let f32 = operands[0] == DType::F32;
+    let find = |family, operands| {
+        let row = Instruction::find(family, operands, acc)?;
+        let supported = arch >= row.min_arch && options.ptx_version >= row.min_ptx();
+        supported.then(|| row.plan(MmaShape { m: m as u32, n: n as u32, k: k as u32 }, options.num_warps))?
     };
     if f32 && precision == Precision::Ieee {
         return None;
     }
-    let by_warpgroups = if f32 && !wgmma_f32 { None } else { find(Family::Wgmma) };
-    by_warpgroups.or_else(|| find(Family::MmaSync))
+    let of = |operands| {
+        let by_warpgroups =
+            if f32 && options.schedule.wgmma_f32 != Some(true) { None } else { find(Family::Wgmma, operands) };
+        by_warpgroups.or_else(|| find(Family::MmaSync, operands))
+    };
+    let as_they_are = if dot.must_widen() { None } else { of(operands) };
+    as_they_are.or_else(|| of(operands.map(widened)))
 }
 
 impl Instruction {
@@ -189,8 +250,19 @@ impl Instruction {
     pub fn min_registers(&self, n: u32, a_in_registers: bool) -> u32 {
         match self.family {
             Family::Wgmma => n / 2 + if a_in_registers { 30 } else { 26 },
+            Family::MmaSync if self.acc == DType::F64 => 40,
             Family::MmaSync => 28,
         }
+    }
+
+    /// Size of an operand's elements in bits; a and b have the same.
+    pub fn operand_bits(&self) -> u32 {
+        self.operands[0].bits() as u32
+    }
+
+    /// Elements of an operand in one register: of 32 bits, or of 64 for f64.
+    pub fn per_word(&self) -> usize {
+        (32 / self.operands[0].bits()).max(1)
     }
 }
 
@@ -205,7 +277,7 @@ impl Plan {
 
     /// Layout of operand a [m, k] in registers.
     pub fn a_layout(&self, shape: &[u32]) -> LinearLayout {
-        let bits = self.instruction.operands.bits() as u32;
+        let bits = self.instruction.operand_bits();
         match self.instruction.family {
             Family::Wgmma => LinearLayout::wgmma_a_operand(shape, bits, self.warps),
             Family::MmaSync => LinearLayout::mma_m16n8_a(shape, bits, self.warps),
@@ -214,7 +286,7 @@ impl Plan {
 
     /// Layout of operand b [k, n] in registers; `None` if it must be in shared memory.
     pub fn b_layout(&self, shape: &[u32]) -> Option<LinearLayout> {
-        let bits = self.instruction.operands.bits() as u32;
+        let bits = self.instruction.operand_bits();
         match self.instruction.family {
             Family::Wgmma => None,
             Family::MmaSync => Some(LinearLayout::mma_m16n8_b(shape, bits, self.warps)),
@@ -229,12 +301,14 @@ mod tests {
     #[test]
     fn mnemonics_name_one_row() {
         for instruction in TABLE {
-            for n in (instruction.n[0]..=instruction.n[1]).step_by(8) {
+            for n in instruction.columns() {
                 let text = format!("{} {{$0}}, {{$1}}", instruction.mnemonic(n));
                 assert_eq!(Instruction::parse_mnemonic(&text), Some((instruction, n)));
             }
         }
-        assert_eq!(Instruction::parse_mnemonic("wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {$0}"), None);
+        for illegal in ["m64n12k16.f32.f16.f16", "m64n40k32.s32.s8.s8", "m64n8k32.f32.e4m3.s8"] {
+            assert_eq!(Instruction::parse_mnemonic(&format!("wgmma.mma_async.sync.aligned.{illegal} {{$0}}")), None);
+        }
     }
 
     /// Every shape with a plan has layouts, and the plan uses all warps.
@@ -247,7 +321,7 @@ mod tests {
                 for num_warps in [1, 2, 4, 8, 16, 32] {
                     let Some(plan) = instruction.plan(MmaShape { m, n, k }, num_warps) else { continue };
                     assert_eq!(plan.warps[0] * plan.warps[1], num_warps);
-                    assert!(plan.n.is_power_of_two() && (instruction.n[0]..=instruction.n[1]).contains(&plan.n));
+                    assert!(plan.n.is_power_of_two() && instruction.columns().any(|n| n == plan.n));
                     assert!(plan.acc_layout(&[m, n]).is_distributed());
                     assert!(plan.a_layout(&[m, k]).is_distributed());
                     assert_eq!(plan.b_layout(&[k, n]).is_none(), instruction.family == Family::Wgmma);

@@ -5,7 +5,7 @@ use super::error::UnsupportedKind;
 use super::machine::{Block, Waiting, WgmmaInFlight, operand};
 use super::matrix::{self, Descriptor};
 use super::parse::{Operand, Ty};
-use super::value::{self, Value, f32_from_bits, mask};
+use super::value::{self, Value, mask};
 use crate::ir::DType;
 use crate::mma::Instruction;
 use crate::num;
@@ -155,12 +155,24 @@ fn matrix_instruction(text: &str) -> Result<(&'static Instruction, u32), String>
     Instruction::parse_mnemonic(named).ok_or_else(|| format!("unsupported MMA instruction: `{text}`"))
 }
 
-/// The LLVM type of the elements of an MMA's operands.
-fn operand_type(instruction: &Instruction) -> Ty {
-    match instruction.operands {
-        DType::F16 => Ty::Half,
-        DType::BF16 => Ty::BFloat,
-        _ => Ty::Float,
+/// The number that an MMA reads in the low bits of a word: f32 as tf32.
+fn decode_operand(dtype: DType, bits: u64) -> f64 {
+    let bits = bits & if dtype == DType::F32 { matrix::TF32_MASK } else { mask(dtype.bits() as u32) };
+    if dtype.is_float() { num::decode(dtype, bits) } else { num::decode_int(dtype, bits) as f64 }
+}
+
+/// The numbers that an MMA reads in a word.
+fn decode_word(dtype: DType, bits: u64) -> impl Iterator<Item = f64> {
+    let size = dtype.bits();
+    (0..(32 / size).max(1)).map(move |e| decode_operand(dtype, bits >> (size * e)))
+}
+
+/// `acc + a · b` for one element of an accumulator of this type. Integers wrap around.
+fn accumulate(dtype: DType, acc: u64, products: impl Iterator<Item = (f64, f64)>) -> u64 {
+    let products = products.map(|(a, b)| a * b);
+    match dtype {
+        DType::I32 => num::encode_int(dtype, num::decode_int(dtype, acc) + products.map(|x| x as i128).sum::<i128>()),
+        _ => num::encode(dtype, num::decode(dtype, acc) + products.sum::<f64>()),
     }
 }
 
@@ -375,48 +387,33 @@ impl Block<'_> {
         if members.len() != 32 {
             return Err(format!("mma.sync is executed by {} threads: expected 32", members.len()));
         }
-        let element = operand_type(instruction);
-        let (tf32, depth) = (element == Ty::Float, instruction.k as usize);
-        let (mut a, mut b) = (vec![vec![0f64; depth]; 16], vec![vec![0f64; 8]; depth]);
+        let ([a_dtype, b_dtype], per_word) = (instruction.operands, instruction.per_word());
+        let (rows, depth) = (instruction.m as usize, instruction.k as usize);
+        // A word of each lane has four columns of four words along K, and eight rows or columns.
+        let (a_words, b_words) = (rows * depth / (32 * per_word), 8 * depth / (32 * per_word));
+        let (mut a, mut b) = (vec![vec![0f64; depth]; rows], vec![vec![0f64; 8]; depth]);
         for (lane, &t) in members.iter().enumerate() {
-            for w in 0..6 {
-                let bits = self.bits(t, operand(args, w)?)?;
-                let halves = if tf32 { 1 } else { 2 };
-                for h in 0..halves {
-                    let x = if tf32 {
-                        f64::from(f32_from_bits(bits & matrix::TF32_MASK))
-                    } else {
-                        value::float(bits >> (16 * h) & 0xFFFF, &element)?
-                    };
-                    match (w < 4, tf32) {
-                        (true, true) => {
-                            let (r, k) = matrix::a32(lane, w);
-                            a[r][k] = x;
-                        }
-                        (true, false) => {
-                            let (r, k) = matrix::a16(lane, w, h);
-                            a[r][k] = x;
-                        }
-                        (false, true) => {
-                            let (k, c) = matrix::b32(lane, w - 4);
-                            b[k][c] = x;
-                        }
-                        (false, false) => {
-                            let (k, c) = matrix::b16(lane, w - 4, h);
-                            b[k][c] = x;
-                        }
-                    }
+            for w in 0..a_words {
+                for (e, x) in decode_word(a_dtype, self.bits(t, operand(args, w)?)?).enumerate() {
+                    let (row, k) = matrix::a(lane, w, e, per_word);
+                    a[row][k] = x;
+                }
+            }
+            for w in 0..b_words {
+                for (e, x) in decode_word(b_dtype, self.bits(t, operand(args, a_words + w)?)?).enumerate() {
+                    let (k, col) = matrix::b(lane, w, e, per_word);
+                    b[k][col] = x;
                 }
             }
         }
         let mut results = Vec::new();
         for (lane, &t) in members.iter().enumerate() {
             let mut list = Vec::new();
-            for r in 0..4 {
+            for r in 0..rows / 4 {
                 let (row, col) = matrix::accumulator(lane, r);
-                let sum: f64 = (0..depth).map(|k| a[row][k] * b[k][col]).sum();
-                let c = f64::from(f32_from_bits(self.bits(t, operand(args, 6 + r)?)?));
-                list.push(Value::Bits(u64::from(((c + sum) as f32).to_bits())));
+                let c = self.bits(t, operand(args, a_words + b_words + r)?)?;
+                let products = (0..depth).map(|k| (a[row][k], b[k][col]));
+                list.push(Value::Bits(accumulate(instruction.acc, c, products)));
             }
             results.push(Value::aggregate(list));
         }
@@ -438,22 +435,21 @@ impl Block<'_> {
         self.check_wgmma_fence(members)?;
         let n_out = outputs(constraints);
         let (instruction, columns) = matrix_instruction(text)?;
-        let (n, element) = (columns as usize, operand_type(instruction));
+        let (n, [a_dtype, b_dtype]) = (columns as usize, instruction.operands);
         if n != n_out * 2 {
             return Err(format!("wgmma has {n_out} accumulator registers for {n} columns"));
         }
-        let (bytes, depth) = (element.bytes() as u64, instruction.k as usize);
-        let decode_element =
-            |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32_MASK } else { bits & 0xFFFF }, &element);
+        let (bytes, depth) = (a_dtype.bytes() as u64, instruction.k as usize);
         let tied = constraints.get(n_out).is_some_and(|c| c == "0");
-        let mut acc = vec![vec![0f32; n]; 64];
+        // Zero has the same bits in all types of accumulators.
+        let mut acc = vec![vec![0u64; n]; 64];
         if tied {
             for (m, &t) in members.iter().enumerate() {
                 for r in 0..n_out {
                     let (row, col) = accumulator(m, r);
                     acc[row][col] = match self.get(t, operand(args, r)?) {
-                        Value::Pending(_, bits) => f32_from_bits(bits),
-                        v => f32_from_bits(v.bits()?),
+                        Value::Pending(_, bits) => bits,
+                        v => v.bits()?,
                     };
                 }
             }
@@ -474,7 +470,7 @@ impl Block<'_> {
                 let (base, units) = computed_descriptors.get(name).copied().unwrap_or_else(|| (operand_index(name), 0));
                 Descriptor::decode(this.bits(members[0], input(args, base, n_out)?)?.wrapping_add(units))
             };
-            // Output list, a, b, scale-d, 1, 1, transposes.
+            // Output list, a, b, scale-d, of floats 1, 1, transposes.
             let after = step.split_once("}, ").ok_or("a wgmma without outputs")?.1;
             let (a_text, rest) = match after.strip_prefix('{') {
                 Some(r) => r.split_once("}, ").ok_or("a wgmma without operand b")?,
@@ -483,7 +479,7 @@ impl Block<'_> {
             let fields: Vec<&str> = rest.split(", ").collect();
             let flag = |i: usize| fields.get(i) == Some(&"1");
             if fields.get(1) == Some(&"set") {
-                acc = vec![vec![0f32; n]; 64];
+                acc = vec![vec![0; n]; 64];
             }
             let from_registers = after.starts_with('{');
             let b_trans = flag(if from_registers { 4 } else { 5 });
@@ -494,9 +490,9 @@ impl Block<'_> {
                 for (m, &t) in members.iter().enumerate() {
                     for (w, &word) in words.iter().enumerate() {
                         let bits = self.bits(t, input(args, word, n_out)?)?;
-                        for h in 0..depth / 8 {
-                            let (row, k) = if bytes == 4 { matrix::a32(m % 32, w) } else { matrix::a16(m % 32, w, h) };
-                            a[row + 16 * (m / 32)][k] = decode_element(bits >> (16 * h))?;
+                        for (e, x) in decode_word(a_dtype, bits).enumerate() {
+                            let (row, k) = matrix::a(m % 32, w, e, instruction.per_word());
+                            a[row + 16 * (m / 32)][k] = x;
                         }
                     }
                 }
@@ -504,16 +500,16 @@ impl Block<'_> {
                 let d = descriptor(self, a_text)?;
                 let elements = self.shared_matrix(d, [64, depth], !flag(4), bytes, reader, &mut reads)?;
                 for (at, bits) in elements.into_iter().enumerate() {
-                    a[at / depth][at % depth] = decode_element(bits)?;
+                    a[at / depth][at % depth] = decode_operand(a_dtype, bits);
                 }
             }
             let d = descriptor(self, fields.first().ok_or("a wgmma without operand b")?)?;
             let b = self.shared_matrix(d, [n, depth], !b_trans, bytes, reader, &mut reads)?;
-            let b: Vec<f64> = b.into_iter().map(decode_element).collect::<Result<_, _>>()?;
+            let b: Vec<f64> = b.into_iter().map(|bits| decode_operand(b_dtype, bits)).collect();
             for row in 0..64 {
                 for col in 0..n {
-                    let sum: f64 = (0..depth).map(|k| a[row][k] * b[col * depth + k]).sum();
-                    acc[row][col] = (f64::from(acc[row][col]) + sum) as f32;
+                    let products = (0..depth).map(|k| (a[row][k], b[col * depth + k]));
+                    acc[row][col] = accumulate(instruction.acc, acc[row][col], products);
                 }
             }
         }
@@ -528,7 +524,7 @@ impl Block<'_> {
             let list = (0..n_out)
                 .map(|r| {
                     let (row, col) = accumulator(m, r);
-                    Value::Pending(number, u64::from(acc[row][col].to_bits()))
+                    Value::Pending(number, acc[row][col])
                 })
                 .collect();
             self.finish(t, result, Value::aggregate(list));

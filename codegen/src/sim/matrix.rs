@@ -3,7 +3,7 @@
 /// Mask of the bits of an f32 that tensor cores read as tf32.
 pub const TF32_MASK: u64 = crate::num::TF32_KEPT as u64;
 
-/// Descriptor of a `wgmma` operand in shared memory (64×n×16 for 16-bit elements, 64×n×8 for tf32).
+/// Descriptor of a `wgmma` operand in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
     start: u64,
@@ -59,22 +59,12 @@ pub fn accumulator(lane: usize, r: usize) -> (usize, usize) {
     (lane / 4 + 8 * ((r / 2) % 2), 8 * (r / 4) + 2 * (lane % 4) + r % 2)
 }
 
-/// Row and K index of half `h` of word `w` of an A fragment with 16-bit elements (m16k16).
-pub fn a16(lane: usize, w: usize, h: usize) -> (usize, usize) {
-    (lane / 4 + 8 * (w % 2), 2 * (lane % 4) + h + 8 * (w / 2))
+/// Row and K index of element `e` of word `w` of an A fragment with `per_word` elements in a word.
+pub fn a(lane: usize, w: usize, e: usize, per_word: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (w % 2), per_word * (lane % 4 + 4 * (w / 2)) + e)
 }
 
-/// K index and column of half `h` of word `w` of a B fragment with 16-bit elements (k16n8).
-pub fn b16(lane: usize, w: usize, h: usize) -> (usize, usize) {
-    (2 * (lane % 4) + h + 8 * w, lane / 4)
-}
-
-/// Row and K index of word `w` of an A fragment in tf32 (m16k8).
-pub fn a32(lane: usize, w: usize) -> (usize, usize) {
-    (lane / 4 + 8 * (w % 2), lane % 4 + 4 * (w / 2))
-}
-
-/// K index and column of word `w` of a B fragment in tf32 (k8n8).
-pub fn b32(lane: usize, w: usize) -> (usize, usize) {
-    (lane % 4 + 4 * w, lane / 4)
+/// K index and column of element `e` of word `w` of a B fragment with `per_word` elements in a word.
+pub fn b(lane: usize, w: usize, e: usize, per_word: usize) -> (usize, usize) {
+    (per_word * (lane % 4 + 4 * w) + e, lane / 4)
 }

@@ -139,7 +139,7 @@ pub struct CompileOptions {
     pub num_warps: u32,
     /// Number of software pipeline stages in loops that do not set their own (GPU only).
     pub num_stages: u32,
-    /// PTX version as major × 10 + minor, for example 83; the runtime lowers it to what the driver supports.
+    /// PTX version as major × 10 + minor, for example 84; the runtime lowers it to what the driver supports.
     pub ptx_version: u32,
     /// Compile `device_assert`s to checks; otherwise they are removed.
     pub debug_asserts: bool,
@@ -155,7 +155,7 @@ impl Default for CompileOptions {
         CompileOptions {
             num_warps: 4,
             num_stages: 3,
-            ptx_version: 83,
+            ptx_version: 84,
             debug_asserts: true,
             max_registers: None,
             schedule: Schedule::default(),

@@ -94,14 +94,14 @@ pub(super) fn case(mut rng: Rng) -> Case {
 
 /// A program; `None` if it would take too long.
 fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
-    let tma_compatible_only = |i: &&&Instruction| !tma_compatible || matches!(i.operands, DType::F16 | DType::BF16);
+    let tma_compatible_only = |i: &&&Instruction| !tma_compatible || matches!(i.operands[0], DType::F16 | DType::BF16);
     let (operands, acc, mut tile) = if tma_compatible || rng.one_in(2) {
         // Operand types of an MMA instruction, and tiles that are multiples of its shape.
         let rows: Vec<&Instruction> = mma::TABLE.iter().filter(|i| tma_compatible_only(&i)).collect();
         let i = rng.pick(&rows);
         let times = |rng: &mut Rng, n: u32, most: u32| (n << rng.range(0, i64::from(most))) as usize;
         let tile = [times(rng, i.m, 2), times(rng, N_STEP, 4).min(i.n[1].max(64) as usize), times(rng, i.k, 3)];
-        ([i.operands; 2], i.acc, tile)
+        (i.operands, i.acc, tile)
     } else {
         let (a, b, acc) = rng.pick(&[
             (DType::F16, DType::F16, DType::F32),

@@ -129,7 +129,7 @@ fn cases_multiply_every_pair_of_types() {
         let dots = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. }));
         seen.extend(dots.map(|id| [0, 1].map(|i| func.ty(func.op(id).operands[i]).dtype().map(DType::name))));
     }
-    let rows = crate::mma::TABLE.iter().map(|row| [row.operands; 2]);
+    let rows = crate::mma::TABLE.iter().map(|row| row.operands);
     let mixed = [[DType::I8, DType::U8], [DType::F8E5M2, DType::F8E4M3]];
     for pair in rows.chain(mixed) {
         assert!(seen.contains(&pair.map(|d| Some(d.name()))), "no dot of {pair:?} in {seen:?}");
@@ -183,17 +183,33 @@ fn cases_agree_on_every_target() {
 /// The generated dots cover every MMA instruction.
 #[test]
 fn cases_cover_every_matrix_instruction() {
-    use crate::ir::{Op, Type};
+    use crate::ir::{Func, Op, OpId, Type};
+    use crate::mma::{Family, Instruction, TABLE};
+    let row = |func: &Func, id: OpId| {
+        let data = func.op(id);
+        let family = match data.op {
+            Op::Wgmma { .. } => Family::Wgmma,
+            Op::MmaSync { .. } => Family::MmaSync,
+            _ => return None,
+        };
+        let elem = |i: usize| match func.ty(data.operands[i]) {
+            Type::Shared { elem, .. } => *elem,
+            other => other.dtype().unwrap(),
+        };
+        Some(Instruction::find(family, [elem(0), elem(1)], elem(2)).unwrap())
+    };
+    let mut rows = std::collections::BTreeSet::new();
     let mut seen = std::collections::BTreeSet::new();
-    for seed in (1..600).step_by(2) {
+    for seed in (1..2400).step_by(2) {
         let case = case(seed);
         if crate::pipeline::check(&case.program.func, &case.options).is_err() {
             continue;
         }
-        for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        for arch in [GpuArch::Sm80, GpuArch::Sm89, GpuArch::Sm90a] {
             let func = crate::pipeline::gpu_ir(&case.gpu_func(), arch, &case.options, &mut ());
             for id in func.walk() {
                 let data = func.op(id);
+                rows.extend(row(&func, id).map(|row| row.mnemonic(row.n[0])));
                 if matches!(data.op, Op::Wgmma { .. } | Op::MmaSync { .. } | Op::FmaDot) {
                     let place = match func.ty(data.operands[0]) {
                         Type::Shared { .. } => "shared memory",
@@ -229,5 +245,9 @@ fn cases_cover_every_matrix_instruction() {
     ];
     for what in wanted {
         assert!(seen.contains(what), "no {what} in {seen:?}");
+    }
+    for instruction in TABLE {
+        let mnemonic = instruction.mnemonic(instruction.n[0]);
+        assert!(rows.contains(&mnemonic), "no {mnemonic} in {rows:?}");
     }
 }

@@ -113,8 +113,8 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
     cx.attribute(fine, || format!("`warps` should be two powers of two, along M and N, found {warps:?}"))?;
     dot(cx)?;
     let elem = |i: usize| shared(cx.operand(i)).map(|(_, elem)| elem).or(cx.operand(i).dtype());
-    let row = elem(0).zip(cx.operand(2).dtype()).and_then(|(of, acc)| Instruction::find(family, of, acc));
-    let Some(instruction) = row.filter(|_| elem(0) == elem(1)) else {
+    let types = elem(0).zip(elem(1)).zip(cx.operand(2).dtype());
+    let Some(instruction) = types.and_then(|((a, b), acc)| Instruction::find(family, [a, b], acc)) else {
         return require(false, Rule::OperandTypes, || {
             let (op, [a, b, acc]) = (cx.data.op.mnemonic(), [0, 1, 2].map(|i| cx.operand(i)));
             format!("no `{op}` instruction multiplies {a} and {b} with an accumulator {acc}")
@@ -137,7 +137,7 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
                 continue;
             };
             let layout = cx.func.layout(*layout);
-            let readable = Matrix::of(layout, k_axis, elem.bytes() as u32, instruction.allows_mn_major).is_some();
+            let readable = Matrix::of(layout, k_axis, elem.bytes() as u32, instruction.allows_mn_major()).is_some();
             require(readable, Rule::OperandTypes, || format!("wgmma cannot read operand {i} of layout {layout}"))?;
         }
     }

@@ -170,7 +170,13 @@ functions! {
     ldexp(x: Plain, n: Operand);
     softmax(x: Plain, axis: Axis = Zero);
     swizzle2d(i: Plain, j: Plain, size_i: Operand, size_j: Operand, size_g: Operand);
-    dot(a: Plain, b: Plain, acc: Plain = Unset, input_precision: Word(&PRECISION) = Word(&PRECISION));
+    dot(
+        a: Plain,
+        b: Plain,
+        acc: Plain = Unset,
+        input_precision: Word(&PRECISION) = Word(&PRECISION),
+        max_num_imprecise_acc: Plain = Unset
+    );
     sum(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
     max(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
     min(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);

@@ -6,8 +6,9 @@ use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Literal, Op, OpId, Precision, Type, Value};
 use crate::layout::{Dim, Index, LinearLayout, ThreadBases};
 use crate::mma::shared::Matrix;
-use crate::mma::{Family, Instruction};
+use crate::mma::{F64_PART, Family, Instruction};
 use crate::num::{TF32_HALF, TF32_KEPT};
+use crate::target::GpuArch;
 
 /// An operand whose registers are loaded on first use.
 struct Operand {
@@ -16,7 +17,7 @@ struct Operand {
     access: Option<SharedAccess>,
 }
 
-/// A fragment of an operand of `mma.sync`, in 32-bit words.
+/// A fragment of an operand of `mma.sync`, in 32-bit words or f64.
 struct Fragment {
     words: Vec<Val>,
     /// tf32x3: the remainders of the rounded numbers.
@@ -123,16 +124,16 @@ impl Lowering<'_> {
             panic!("internal compiler error: not mma.sync")
         };
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
-        let dtype = self.operand_dtype(a);
-        let instruction = instruction(Family::MmaSync, dtype);
+        let instruction = self.instruction(Family::MmaSync, id);
+        let [a_dtype, b_dtype] = instruction.operands;
         self.require_registers(instruction.min_registers(instruction.n[0], true))?;
         let (a_shape, b_shape) = (self.shape2(a), self.shape2(b));
         let warps = [warps[0], warps[1]];
-        let bits = dtype.bits() as u32;
+        let bits = instruction.operand_bits();
         let mut a_regs = self.operand(a, &LinearLayout::mma_m16n8_a(&a_shape, bits, warps));
         let mut b_regs = self.operand(b, &LinearLayout::mma_m16n8_b(&b_shape, bits, warps));
-        // Elements per 32-bit register, and the number of elements of a fragment: four registers of a, two of b.
-        let per_word = 32 / dtype.bits();
+        // The number of elements of a fragment: four registers of a, two of b.
+        let per_word = instruction.per_word();
         let (a_size, b_size) = (4 * per_word, 2 * per_word);
         let k_steps = a_shape[1] as usize / (8 * per_word);
         let mut sums = self.regs(acc).to_vec();
@@ -146,15 +147,15 @@ impl Lowering<'_> {
             for m in 0..m_tiles {
                 let a: Vec<Fragment> = steps
                     .iter()
-                    .map(|k| self.fragment(&mut a_regs, (m * k_steps + k) * a_size, a_size, dtype, *precision))
+                    .map(|k| self.fragment(&mut a_regs, (m * k_steps + k) * a_size, a_size, a_dtype, *precision))
                     .collect();
                 for n in 0..n_used {
                     let b: Vec<Fragment> = steps
                         .iter()
-                        .map(|k| self.fragment(&mut b_regs, (n * k_steps + k) * b_size, b_size, dtype, *precision))
+                        .map(|k| self.fragment(&mut b_regs, (n * k_steps + k) * b_size, b_size, b_dtype, *precision))
                         .collect();
                     let at = (m * n_tiles + n) * 4;
-                    let sum = self.mma_steps(dtype, &a, &b, &sums[at..at + 4]);
+                    let sum = self.mma_steps(instruction, &a, &b, &sums[at..at + 4]);
                     sums[at..at + 4].clone_from_slice(&sum);
                 }
             }
@@ -172,20 +173,20 @@ impl Lowering<'_> {
     ///
     /// tf32x3: the small corrections come first. Tensor cores truncate bits that do not fit their accumulator, which
     /// biases long sums towards zero: sums of a few steps are therefore added in FP32, with rounding.
-    fn mma_steps(&mut self, dtype: DType, a: &[Fragment], b: &[Fragment], sum: &[Val]) -> Vec<Val> {
+    fn mma_steps(&mut self, instruction: &Instruction, a: &[Fragment], b: &[Fragment], sum: &[Val]) -> Vec<Val> {
         let steps = || a.iter().zip(b);
         if steps().all(|(a, b)| a.rest.is_none() && b.rest.is_none()) {
-            return steps().fold(sum.to_vec(), |sum, (a, b)| self.mma_m16n8(dtype, &a.words, &b.words, &sum));
+            return steps().fold(sum.to_vec(), |sum, (a, b)| self.mma_m16n8(instruction, &a.words, &b.words, &sum));
         }
         let mut partial = vec!["0.0".to_string(); 4];
         for (a, b) in steps() {
             let both = a.rest.as_ref().zip(b.rest.as_ref());
             let (a_rest, b_rest) = both.expect("internal compiler error: the operands of a dot differ in precision");
-            partial = self.mma_m16n8(dtype, a_rest, &b.words, &partial);
-            partial = self.mma_m16n8(dtype, &a.words, b_rest, &partial);
+            partial = self.mma_m16n8(instruction, a_rest, &b.words, &partial);
+            partial = self.mma_m16n8(instruction, &a.words, b_rest, &partial);
         }
         for (a, b) in steps() {
-            partial = self.mma_m16n8(dtype, &a.words, &b.words, &partial);
+            partial = self.mma_m16n8(instruction, &a.words, &b.words, &partial);
         }
         let pairs = sum.iter().zip(&partial);
         pairs.map(|(sum, partial)| self.e.inst(format!("fadd float {sum}, {partial}"))).collect()
@@ -201,7 +202,7 @@ impl Lowering<'_> {
         precision: Precision,
     ) -> Fragment {
         let elements: Vec<Val> = (first..first + count).map(|r| self.fetch(operand, r)).collect();
-        if dtype != DType::F32 {
+        if dtype.bits() < 32 {
             let ty = llvm_type(Elem::Num(dtype));
             let per_word = 32 / dtype.bits();
             let words = elements.chunks(per_word).map(|w| self.pack_elements(w, ty, "i32")).collect();
@@ -212,6 +213,9 @@ impl Lowering<'_> {
             4 => [0, 2, 1, 3].map(|i| elements[i].clone()).to_vec(),
             _ => elements,
         };
+        if dtype == DType::F64 {
+            return Fragment { words: elements, rest: None };
+        }
         if precision != Precision::Tf32x3 {
             return Fragment { words: elements.iter().map(|x| self.tf32(x)).collect(), rest: None };
         }
@@ -238,19 +242,56 @@ impl Lowering<'_> {
         self.e.inst(format!("call i32 asm \"cvt.rna.tf32.f32 $0, $1;\", \"=r,f\"(float {x}) #2"))
     }
 
-    fn mma_m16n8(&mut self, dtype: DType, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
-        let instruction = instruction(Family::MmaSync, dtype);
-        let text = format!(
-            "{} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};",
-            instruction.mnemonic(instruction.n[0])
-        );
-        let mut args: Vec<String> = a.iter().chain(b).map(|w| format!("i32 {w}")).collect();
-        args.extend(c.iter().map(|x| format!("float {x}")));
-        let ty = "{ float, float, float, float }";
-        let v = self
-            .e
-            .inst(format!("call {ty} asm \"{text}\", \"=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f\"({}) #4", args.join(", ")));
-        (0..4).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect()
+    fn mma_m16n8(&mut self, instruction: &Instruction, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
+        if instruction.acc == DType::F64 && self.arch < GpuArch::Sm90a {
+            return self.four_m8n8k4(a, b, c);
+        }
+        self.mma_call(instruction, a, b, c)
+    }
+
+    /// `m16n8k8` of f64 by four `m8n8k4`: halves of the rows, and halves of K.
+    fn four_m8n8k4(&mut self, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
+        let mut sums = Vec::new();
+        for rows in 0..2 {
+            let start = c[2 * rows..2 * rows + 2].to_vec();
+            sums.extend(
+                (0..2).fold(start, |sum, k| self.mma_call(&F64_PART, &a[rows + 2 * k..][..1], &b[k..][..1], &sum)),
+            );
+        }
+        sums
+    }
+
+    /// Calls an `mma.sync` with these registers of a, b and c.
+    fn mma_call(&mut self, instruction: &Instruction, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
+        let [operand, acc] = [instruction.operands[0], instruction.acc].map(|dtype| match dtype {
+            DType::F64 => ("double", "d"),
+            _ => ("i32", "r"),
+        });
+        let acc = if instruction.acc == DType::F32 { ("float", "f") } else { acc };
+        let mut next = 0;
+        let lists = [c, a, b, c].map(|regs| {
+            let names: Vec<String> = (next..next + regs.len()).map(|i| format!("${i}")).collect();
+            next += regs.len();
+            format!("{{{}}}", names.join(","))
+        });
+        let text = format!("{} {};", instruction.mnemonic(instruction.n[0]), lists.join(", "));
+        let mut args: Vec<String> = a.iter().chain(b).map(|w| format!("{} {w}", operand.0)).collect();
+        args.extend(c.iter().map(|x| format!("{} {x}", acc.0)));
+        let mut constraints = vec![format!("={}", acc.1); c.len()];
+        constraints.extend(vec![operand.1.to_string(); a.len() + b.len()]);
+        constraints.extend(vec![acc.1.to_string(); c.len()]);
+        let ty = format!("{{ {} }}", vec![acc.0; c.len()].join(", "));
+        let call = format!("call {ty} asm \"{text}\", \"{}\"({}) #4", constraints.join(","), args.join(", "));
+        let v = self.e.inst(call);
+        (0..c.len()).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect()
+    }
+
+    /// The instruction of an MMA op.
+    pub(super) fn instruction(&self, family: Family, id: OpId) -> &'static Instruction {
+        let data = self.func.op(id);
+        let operands = [0, 1].map(|i| self.operand_dtype(data.operands[i]));
+        let instruction = Instruction::find(family, operands, self.dtype(data.operands[2]));
+        instruction.unwrap_or_else(|| panic!("internal compiler error: a {family:?} of {operands:?}"))
     }
 
     /// Checks that a thread has the registers that a matrix instruction needs.
@@ -273,14 +314,14 @@ impl Lowering<'_> {
         let n_instr = self.instruction_columns(id);
         let n_tiles = n / (n_instr * warps[1]);
         let m_tiles = m / (16 * warps[0]);
-        let dtype = self.operand_dtype(b);
-        let instruction = instruction(Family::Wgmma, dtype);
+        let instruction = self.instruction(Family::Wgmma, id);
         let k_instr = instruction.k;
         self.require_registers(instruction.min_registers(n_instr, self.func.ty(a).is_tensor()))?;
         let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
         let k_used = k_end.map_or(k_steps, |end| k_steps.min(end.div_ceil(k_instr)));
-        let b_matrix = self.matrix(b, 0);
-        let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, 1));
+        let mn_major = instruction.allows_mn_major();
+        let b_matrix = self.matrix(b, 0, mn_major);
+        let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, 1, mn_major));
         let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
         // Warpgroups are distributed along M first, then along N.
         let groups_m = warps[0] / 4;
@@ -293,7 +334,7 @@ impl Lowering<'_> {
             (along_m, along_n)
         };
         let sums = self.regs(acc);
-        let starts_at_zero = matches!(self.func.constant(acc), Some(Literal::Float(0.0)));
+        let starts_at_zero = matches!(self.func.constant(acc), Some(Literal::Float(0.0) | Literal::Int(0)));
         self.e.void("call void asm sideeffect \"wgmma.fence.sync.aligned;\", \"~{memory}\"() #1");
         let mut out = Vec::new();
         let per_tile = n_instr as usize / 2;
@@ -317,6 +358,7 @@ impl Lowering<'_> {
                         None => {
                             let regs = a_regs.as_ref().expect("internal compiler error: no operand a");
                             // Four words for each step.
+                            let [dtype, _] = instruction.operands;
                             let step = 4 * (32 / dtype.bits());
                             let first = (mi * k_steps) as usize * step;
                             OperandA::Registers(self.words(&regs[first..first + k_used as usize * step], dtype))
@@ -324,7 +366,7 @@ impl Lowering<'_> {
                     };
                     let b =
                         (self.step_descriptors(&b_matrix, &b_group, b_tile, k_used, k_instr), !b_matrix.matrix.k_major);
-                    out.extend(self.wgmma_tile(dtype, n_used as u32, &a, &b, own, starts_at_zero));
+                    out.extend(self.wgmma_tile(instruction, n_used as u32, &a, &b, own, starts_at_zero));
                 } else {
                     out.extend_from_slice(own);
                 }
@@ -356,9 +398,8 @@ impl Lowering<'_> {
     }
 
     /// An operand of `wgmma` in shared memory, whose dimension `k_axis` is K.
-    fn matrix(&self, v: Value, k_axis: usize) -> SharedMatrix {
+    fn matrix(&self, v: Value, k_axis: usize, allows_mn_major: bool) -> SharedMatrix {
         let (layout, elem, base) = self.buffer(v);
-        let allows_mn_major = instruction(Family::Wgmma, elem).allows_mn_major;
         let matrix = Matrix::of(layout, k_axis, elem.bytes() as u32, allows_mn_major);
         let matrix = matrix
             .unwrap_or_else(|| panic!("internal compiler error: wgmma cannot read an operand of layout {layout}"));
@@ -415,21 +456,22 @@ impl Lowering<'_> {
     /// Emits all K steps of one 64×n tile in one asm statement, so that no instruction comes between them.
     fn wgmma_tile(
         &mut self,
-        dtype: DType,
+        instruction: &Instruction,
         n: u32,
         a: &OperandA,
         (b, b_trans): &(Vec<(Val, u32)>, bool),
         sums: &[Val],
         starts_at_zero: bool,
     ) -> Vec<Val> {
-        let instruction = instruction(Family::Wgmma, dtype);
+        let (number, register) = (llvm_type(Elem::Num(instruction.acc)), register_class(instruction.acc));
         let count = sums.len();
         let outputs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
         // After the outputs come the accumulators tied to them, unless the accumulator starts at zero.
         let ties = if starts_at_zero { 0 } else { count };
         let mut args: Vec<String> =
-            if starts_at_zero { Vec::new() } else { sums.iter().map(|s| format!("float {s}")).collect() };
-        let mut constraints: Vec<String> = vec![if starts_at_zero { "=&f" } else { "=f" }.to_string(); count];
+            if starts_at_zero { Vec::new() } else { sums.iter().map(|s| format!("{number} {s}")).collect() };
+        let output = format!("{}{register}", if starts_at_zero { "=&" } else { "=" });
+        let mut constraints: Vec<String> = vec![output; count];
         if !starts_at_zero {
             constraints.extend((0..count).map(|i| i.to_string()));
         }
@@ -457,10 +499,11 @@ impl Lowering<'_> {
                 (Vec::new(), words, None)
             }
         };
-        let flags: String = match instruction.allows_mn_major {
-            true => a_trans.into_iter().chain([*b_trans]).map(|t| format!(", {}", u32::from(t))).collect(),
-            false => String::new(),
-        };
+        // Factors of a and b (only of floats), then what is MN-major (only where it may be).
+        let mut flags = String::from(if instruction.acc.is_float() { ", 1, 1" } else { "" });
+        if instruction.allows_mn_major() {
+            flags.extend(a_trans.into_iter().chain([*b_trans]).map(|t| format!(", {}", u32::from(t))));
+        }
         let mnemonic = instruction.mnemonic(n);
         // The scale-d (accumulate) flag is a predicate.
         let mut text = String::from("{.reg .pred add; .reg .pred set; setp.eq.u32 add, 0, 0; setp.ne.u32 set, 0, 0; ");
@@ -481,11 +524,11 @@ impl Lowering<'_> {
                 None => format!("{{{}}}", a_words[4 * i..4 * i + 4].join(",")),
             };
             let scale = if starts_at_zero && i == 0 { "set" } else { "add" };
-            text.push_str(&format!("{mnemonic} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{flags};", outputs.join(","),));
+            text.push_str(&format!("{mnemonic} {{{}}}, {a_text}, {b_text}, {scale}{flags};", outputs.join(",")));
         }
         text.push('}');
         constraints.push("~{memory}".into());
-        let ty = format!("{{ {} }}", vec!["float"; count].join(", "));
+        let ty = format!("{{ {} }}", vec![number; count].join(", "));
         let v = self.e.inst(format!(
             "call {ty} asm sideeffect \"{text}\", \"{}\"({}) #1",
             constraints.join(","),
@@ -495,10 +538,13 @@ impl Lowering<'_> {
     }
 }
 
-/// The instruction for operands of this type.
-fn instruction(family: Family, operands: DType) -> &'static Instruction {
-    let instruction = Instruction::find(family, operands, DType::F32);
-    instruction.unwrap_or_else(|| panic!("internal compiler error: a {family:?} of {operands}"))
+/// The constraint of a number in a register of its type.
+pub(super) fn register_class(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f",
+        DType::F64 => "d",
+        _ => "r",
+    }
 }
 
 /// The layout of an operand of which each thread needs all of K: K in the low register bits, and the thread's own rows

@@ -1,9 +1,11 @@
 //! Lowers waits for `wgmma`: the registers that `wgmma` in flight write, and the values that must be computed before
 //! the wait.
 
-use super::Lowering;
+use super::dot::register_class;
 use super::emit::Val;
-use crate::ir::{BlockId, Def, Op, OpId, Type, Value};
+use super::{Lowering, llvm_type};
+use crate::ir::{BlockId, Def, Elem, Op, OpId, Type, Value};
+use crate::mma::Family;
 
 impl Lowering<'_> {
     /// Emits `wgmma.wait_group`, with the accumulators as tied operands, so that no use of them moves above it.
@@ -25,8 +27,11 @@ impl Lowering<'_> {
         // Registers that no `wgmma` writes keep their values, and take no register if these are constant.
         let written: Vec<Vec<bool>> = accumulators.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
         let mut regs: Vec<Val> = Vec::new();
+        let (mut types, mut classes) = (Vec::new(), Vec::new());
         for (&v, written) in accumulators.iter().zip(&written) {
             regs.extend(self.regs(v).iter().zip(written).filter(|(_, written)| **written).map(|(reg, _)| reg.clone()));
+            types.resize(regs.len(), llvm_type(Elem::Num(self.dtype(v))));
+            classes.resize(regs.len(), register_class(self.dtype(v)));
         }
         // Register operands of `wgmma` in flight must stay in their registers until the wait.
         let held = self.register_operands(&data.operands);
@@ -35,12 +40,12 @@ impl Lowering<'_> {
             self.e.void(format!("call void asm sideeffect \"{text}\", \"~{{memory}}\"() #1"));
             return;
         }
-        let ty = format!("{{ {} }}", vec!["float"; regs.len()].join(", "));
-        let mut constraints = vec!["=f".to_string(); regs.len()];
+        let ty = format!("{{ {} }}", types.join(", "));
+        let mut constraints: Vec<String> = classes.iter().map(|class| format!("={class}")).collect();
         constraints.extend((0..regs.len()).map(|i| i.to_string()));
         constraints.extend(vec!["r".to_string(); held.len()]);
         constraints.push("~{memory}".into());
-        let mut args: Vec<String> = regs.iter().map(|r| format!("float {r}")).collect();
+        let mut args: Vec<String> = types.iter().zip(&regs).map(|(ty, r)| format!("{ty} {r}")).collect();
         args.extend(held.iter().map(|r| format!("i32 {r}")));
         let v = self.e.inst(format!(
             "call {ty} asm sideeffect \"{text}\", \"{}\"({}) #1",
@@ -74,7 +79,10 @@ impl Lowering<'_> {
         let columns = self.instruction_columns(id);
         match n_end {
             // Warpgroups along N have different columns, but share the instruction.
-            Some(end) if warps[1] == 1 => end.saturating_sub(tile * columns).min(columns).next_multiple_of(8),
+            Some(end) if warps[1] == 1 => match end.saturating_sub(tile * columns).min(columns) {
+                0 => 0,
+                used => self.instruction(Family::Wgmma, id).columns().find(|&n| n >= used).unwrap_or(columns),
+            },
             _ => columns,
         }
     }

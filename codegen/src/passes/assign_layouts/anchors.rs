@@ -9,7 +9,7 @@ use crate::analysis::access_layout::{MAX_VECTOR_BYTES, default_layout, extents, 
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, UnaryOp, Value};
 use crate::layout::LinearLayout;
-use crate::mma::{DotShape, mma_dtype};
+use crate::mma::DotShape;
 use crate::target::{CompileOptions, GpuArch};
 use std::rc::Rc;
 
@@ -37,7 +37,7 @@ pub struct Assignments<'f> {
     pub axis: AxisAnalysis,
     pub arch: GpuArch,
     pub num_warps: u32,
-    wgmma_f32: bool,
+    options: &'f CompileOptions,
     /// By value number; `None` for flexible values and for values that are not tiles.
     assignments: Vec<Option<Assignment>>,
     /// Uses of each value, as (op, operand index), in text order.
@@ -47,7 +47,7 @@ pub struct Assignments<'f> {
 }
 
 impl<'f> Assignments<'f> {
-    pub fn choose(func: &'f Func, arch: GpuArch, options: &CompileOptions) -> Assignments<'f> {
+    pub fn choose(func: &'f Func, arch: GpuArch, options: &'f CompileOptions) -> Assignments<'f> {
         let mut uses = vec![Vec::new(); func.num_values()];
         for id in func.walk() {
             for (i, v) in func.op(id).operands.iter().enumerate() {
@@ -55,10 +55,10 @@ impl<'f> Assignments<'f> {
             }
         }
         let axis = AxisAnalysis::new(func);
-        let (num_warps, wgmma_f32) = (options.num_warps, options.schedule.wgmma_f32 == Some(true));
+        let num_warps = options.num_warps;
         let reached = Reached::of_values(func, &uses);
         let assignments = vec![None; func.num_values()];
-        let mut assignments = Assignments { func, axis, arch, num_warps, wgmma_f32, assignments, uses, reached };
+        let mut assignments = Assignments { func, axis, arch, num_warps, options, assignments, uses, reached };
         assignments.block(func.body);
         assignments
     }
@@ -97,10 +97,11 @@ impl<'f> Assignments<'f> {
     /// The shape and the implementation of a `dot`.
     pub fn dot(&self, id: OpId) -> (DotShape, DotPlan) {
         let data = self.func.op(id);
-        let Op::Dot { precision } = data.op else { panic!("internal compiler error: not a dot") };
+        let Op::Dot { precision, max_imprecise } = data.op else { panic!("internal compiler error: not a dot") };
         let a = self.func.ty(data.operands[0]);
         let acc = self.func.ty(data.operands[2]);
-        let operands = self.mma_dtype(data.operands[0]);
+        let elem = |v| self.func.ty(v).dtype().expect("internal compiler error: a dot of pointers");
+        let operands = [elem(data.operands[0]), elem(data.operands[1])];
         let shape = DotShape {
             m: acc.shape()[0],
             n: acc.shape()[1],
@@ -108,33 +109,37 @@ impl<'f> Assignments<'f> {
             operands,
             acc: acc.dtype().unwrap_or(DType::F32),
             precision,
+            max_imprecise,
         };
-        let plan = plan_dot(shape, self.arch, self.num_warps, self.wgmma_f32);
+        let plan = plan_dot(shape, self.arch, self.options);
         (shape, plan)
     }
 
-    /// The element type in which a dot multiplies this operand.
-    pub fn mma_dtype(&self, operand: Value) -> DType {
-        self.func.ty(operand).dtype().map(mma_dtype).expect("internal compiler error: a dot of pointers")
-    }
-
-    /// The element type in which dots read this tile, possibly transposed, from shared memory; `None` if no dot reads
-    /// it.
-    pub fn shared_operand(&self, v: Value) -> Option<DType> {
-        self.uses[v.0 as usize].iter().find_map(|&(id, index)| match self.func.op(id).op {
-            Op::Dot { .. } if index < 2 => Some(self.mma_dtype(v)),
-            Op::Trans { .. } => self.shared_operand(self.func.op(id).results[0]),
-            _ => None,
-        })
+    /// The element types in which dots read this tile, possibly transposed, from shared memory.
+    pub fn shared_operand(&self, v: Value) -> Vec<DType> {
+        let mut dtypes = Vec::new();
+        for &(id, index) in &self.uses[v.0 as usize] {
+            match self.func.op(id).op {
+                Op::Dot { .. } if index < 2 => {
+                    let (shape, plan) = self.dot(id);
+                    dtypes.push(plan.operands(&shape)[index]);
+                }
+                Op::Trans { .. } => dtypes.extend(self.shared_operand(self.func.op(id).results[0])),
+                _ => {}
+            }
+        }
+        dtypes.sort_unstable();
+        dtypes.dedup();
+        dtypes
     }
 
     /// Whether this tile, loaded outside of a loop, is the first operand of a tf32x3 `wgmma` dot inside of the loop.
     pub fn is_loop_invariant_operand(&self, v: Value) -> bool {
         let loaded = self.func.def_op(v).map(|id| self.func.parent_block(id));
         self.uses[v.0 as usize].iter().any(|&(id, index)| {
-            matches!(self.func.op(id).op, Op::Dot { precision: Precision::Tf32x3 })
+            matches!(self.func.op(id).op, Op::Dot { precision: Precision::Tf32x3, .. })
                 && index == 0
-                && matches!(self.dot(id), (DotShape { operands: DType::F32, .. }, plan) if plan.wgmma().is_some())
+                && matches!(self.dot(id), (DotShape { operands: [DType::F32, _], .. }, plan) if plan.wgmma().is_some())
                 && Some(self.func.parent_block(id)) != loaded
         })
     }

@@ -1,9 +1,10 @@
 //! The implementation of a dot: the instruction and its layouts.
 
 use crate::analysis::access_layout::extents;
+use crate::ir::DType;
 use crate::layout::LinearLayout;
 use crate::mma::{self, DotShape};
-use crate::target::GpuArch;
+use crate::target::{CompileOptions, GpuArch};
 
 /// The implementation of a dot of one shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,11 +16,11 @@ pub enum DotPlan {
 }
 
 /// Chooses the implementation; see [`mma::plan`].
-pub fn plan_dot(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> DotPlan {
-    if let Some(plan) = mma::plan(dot, arch, num_warps, wgmma_f32) {
+pub fn plan_dot(dot: DotShape, arch: GpuArch, options: &CompileOptions) -> DotPlan {
+    if let Some(plan) = mma::plan(dot, arch, options) {
         return DotPlan::Mma(plan);
     }
-    let DotShape { m, n, .. } = dot;
+    let (DotShape { m, n, .. }, num_warps) = (dot, options.num_warps);
     let per_thread = (m * n / (32 * num_warps as usize)).max(1);
     let size = match per_thread {
         0..2 => [1, 1],
@@ -36,6 +37,14 @@ impl DotPlan {
         match self {
             DotPlan::Mma(plan) if plan.instruction.family == mma::Family::Wgmma => Some(plan),
             DotPlan::Mma(_) | DotPlan::Fma { .. } => None,
+        }
+    }
+
+    /// The element types in which the operands are multiplied.
+    pub fn operands(&self, dot: &DotShape) -> [DType; 2] {
+        match self {
+            DotPlan::Mma(plan) => plan.instruction.operands,
+            DotPlan::Fma { .. } => dot.operands.map(mma::widened),
         }
     }
 

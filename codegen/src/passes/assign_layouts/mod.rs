@@ -11,6 +11,7 @@
 
 mod anchors;
 mod dot;
+mod k_major;
 mod rewrite;
 mod tf32;
 

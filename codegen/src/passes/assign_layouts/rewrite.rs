@@ -44,8 +44,8 @@ pub(super) struct Rewrite<'h, 'f> {
     scopes: Vec<HashMap<Key, Value>>,
     block: BlockId,
     loc: Loc,
-    /// Shared buffers of loaded tiles, each allocated next to the load, so that it dominates every dot.
-    loaded: HashMap<Value, Value>,
+    /// Shared buffers of loaded tiles by element type, each allocated next to the load, so that it dominates every dot.
+    loaded: HashMap<(Value, DType), Value>,
     /// Shared buffers of the (big, small) tf32 split of loaded tiles that tf32x3 dots in a loop share.
     pub(super) hoisted_splits: HashMap<Value, (Value, Value)>,
 }
@@ -476,14 +476,13 @@ impl Rewrite<'_, '_> {
         let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
         let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
-        if let (Some(wgmma), DType::F32) = (plan.wgmma(), shape.operands) {
+        if let Some(wgmma) = plan.wgmma().filter(|plan| !plan.instruction.allows_mn_major()) {
             let acc = self.get(acc, acc_layout);
-            let result = self.tf32_dot(shape, wgmma, [a, b], acc);
+            let result = self.k_major_dot(shape, wgmma, [a, b], acc);
             return self.define((data.results[0], Some(acc_layout)), result);
         }
         let [k_end, n_end] = self.nonzero_ends([a, b]);
-        // Signed and unsigned 8-bit integers can be multiplied with each other: each operand keeps its type.
-        let [a_dtype, b_dtype] = [a, b].map(|v| self.assignments.mma_dtype(v));
+        let [a_dtype, b_dtype] = plan.operands(&shape);
         let a = match plan.a_layout(shape.m, shape.k) {
             Some(layout) if !self.is_loaded(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
                 self.in_registers(a, &layout, a_dtype)
@@ -560,9 +559,9 @@ impl Rewrite<'_, '_> {
 
     /// Stores a loaded tile to shared memory if a dot reads it there.
     fn copy_operand_to_shared(&mut self, v: Value) {
-        if let Some(dtype) = self.assignments.shared_operand(v) {
+        for dtype in self.assignments.shared_operand(v) {
             let buffer = self.in_shared(v, dtype);
-            self.loaded.insert(v, buffer);
+            self.loaded.insert((v, dtype), buffer);
             self.hoist_tf32_split(v);
         }
     }
@@ -579,7 +578,7 @@ impl Rewrite<'_, '_> {
                 return self.emit_one(Op::LocalTrans { perm: perm.clone() }, vec![inner], ty);
             }
         }
-        if let Some(&buffer) = self.loaded.get(&v) {
+        if let Some(&buffer) = self.loaded.get(&(v, dtype)) {
             return buffer;
         }
         let tile = self.get_assigned(v);

@@ -1,0 +1,186 @@
+//! Products of 8-bit matrices with scales: c = scale_a · scale_b · (a · b), for floats (`F8E4M3`, `F8E5M2`) and integers
+//! (i8, u8), a [m, k], b [k, n], c [m, n] of any strides.
+//!
+//! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
+//! transposed) need no transposition on their way.
+
+use crate::matmul::order;
+use crate::tensor::{Tensor, TensorMut, expect_shape};
+use tilewright_codegen::target::{GpuArch, Schedule, Target};
+use tilewright_runtime::autotune::{Config, Problem};
+use tilewright_runtime::prelude::*;
+
+constexpr_enum! {
+    /// Where scales apply.
+    pub enum Scaling {
+        /// No scales.
+        None,
+        /// To rows of a and columns of b.
+        Lines,
+    }
+}
+
+/// c = scale_a · scale_b · (a · b); 8-bit floats are summed in f32, integers in i32.
+///
+/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
+/// column-major. With `scaling` `Lines`, `a_scale` has a number for each row of a and `b_scale` for each column of b; a
+/// stride of 0 repeats one number. Without `fast_accumulation`, tensor cores sum
+/// `k_tile` products of 8-bit floats, and these sums are added in f32; with it, they sum all.
+#[autotune(
+    configs = [
+        Config(m_tile = 128, n_tile = 256, k_tile = 128, num_warps = 8, num_stages = [3, 4], warp_specialize = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = [3, 4], warp_specialize = true),
+        Config(m_tile = 256, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
+        Config(m_tile = 64, n_tile = 128, k_tile = 128, num_warps = 4, num_stages = [3, 4], warp_specialize = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3),
+        Config(m_tile = 64, n_tile = 64, k_tile = 128, num_warps = 4, num_stages = [3, 4]),
+        Config(m_tile = 16, n_tile = 64, k_tile = 128, num_warps = 4, num_stages = 4),
+    ],
+    key = [a_col_major, b_col_major, fast_accumulation, m, n, k],
+    default = default_config,
+)]
+#[kernel(grid = cdiv(m, m_tile) * cdiv(n, n_tile))]
+pub fn scaled_matmul<T: Dtype, O: Num>(
+    a: Tensor<T, (m, k)>,
+    b: Tensor<T, (k, n)>,
+    a_scale: In<f32>,
+    b_scale: In<f32>,
+    c: TensorMut<O, (m, n)>,
+    a_scale_stride: i64,
+    b_scale_stride: i64,
+    m: i32,
+    n: i32,
+    k: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr = 8] group: usize,
+    #[constexpr = false] a_col_major: bool,
+    #[constexpr = false] b_col_major: bool,
+    #[constexpr = None] scaling: Scaling,
+    #[constexpr = false] fast_accumulation: bool,
+) {
+    let program = program_id(0);
+    let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
+    let (i, j) = swizzle2d(program / n_tiles, program % n_tiles, m_tiles, n_tiles, group);
+    let mut a_block = make_block_ptr(
+        a.ptr(),
+        shape = [m, k],
+        strides = [a.stride(0), a.stride(1)],
+        offsets = [i * m_tile, 0],
+        block_shape = [m_tile, k_tile],
+        order = order(a_col_major),
+    );
+    let mut b_block = make_block_ptr(
+        b.ptr(),
+        shape = [k, n],
+        strides = [b.stride(0), b.stride(1)],
+        offsets = [0, j * n_tile],
+        block_shape = [k_tile, n_tile],
+        order = order(b_col_major),
+    );
+    let c_block = c.block([i * m_tile, j * n_tile], [m_tile, n_tile]);
+    let mut acc = zeros::<T::Acc>([m_tile, n_tile]);
+    for _ in range(0, cdiv(k, k_tile)) {
+        let at = load(a_block, boundary_check = [0, 1], padding = zero);
+        let bt = load(b_block, boundary_check = [0, 1], padding = zero);
+        if fast_accumulation {
+            acc = dot(at, bt, acc);
+        } else {
+            acc = dot(at, bt, acc, max_num_imprecise_acc = k_tile);
+        }
+        a_block = a_block.advance([0, k_tile]);
+        b_block = b_block.advance([k_tile, 0]);
+    }
+    if scaling == Scaling::Lines {
+        let (rows, columns) = (i * m_tile + arange(0, m_tile), j * n_tile + arange(0, n_tile));
+        let a_scales = load(a_scale + rows.to::<i64>() * a_scale_stride, mask = rows < m, other = 0.0);
+        let b_scales = load(b_scale + columns.to::<i64>() * b_scale_stride, mask = columns < n, other = 0.0);
+        let scaled = acc.to::<f32>() * a_scales.expand_dims(1) * b_scales.expand_dims(0);
+        store(c_block, scaled.to::<O>(), boundary_check = [0, 1]);
+    } else {
+        store(c_block, acc.to::<O>(), boundary_check = [0, 1]);
+    }
+}
+
+/// Scales of a product.
+#[derive(Clone, Copy)]
+pub enum Scales<'a> {
+    /// None: each is 1.
+    None,
+    /// One for each matrix, each of one element.
+    Matrices(Tensor<'a, f32, 1>, Tensor<'a, f32, 1>),
+    /// One for each row of a [m], and one for each column of b [n].
+    Lines(Tensor<'a, f32, 1>, Tensor<'a, f32, 1>),
+}
+
+/// c [m, n] = scales · (a [m, k] · b [k, n]). With `fast_accumulation`, sums of 8-bit floats have the precision of
+/// tensor cores, about 14 bits on Hopper; otherwise sums of 128 products are added in f32.
+///
+/// # Errors
+/// Shapes that do not match; tensors on another device; launch errors.
+pub fn multiply<T: Dtype + Element, O: Num + Element>(
+    device: &Device,
+    a: Tensor<'_, T, 2>,
+    b: Tensor<'_, T, 2>,
+    scales: Scales<'_>,
+    fast_accumulation: bool,
+    mut c: TensorMut<'_, O, 2>,
+) -> Result<()> {
+    let ([m, _], [_, n]) = (a.shape(), b.shape());
+    let is_col_major = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
+    // Without scales the kernel gets views that it does not read.
+    let nothing = View::<f32>::empty(device);
+    let (scaling, a_scale, b_scale, strides) = match scales {
+        Scales::None => (Scaling::None, nothing, nothing, [0, 0]),
+        Scales::Matrices(of_a, of_b) => {
+            expect_shape("scaled_matmul", "the scale of a", of_a.shape(), [1])?;
+            expect_shape("scaled_matmul", "the scale of b", of_b.shape(), [1])?;
+            (Scaling::Lines, of_a.view(), of_b.view(), [0, 0])
+        }
+        Scales::Lines(of_a, of_b) => {
+            expect_shape("scaled_matmul", "the scales of a", of_a.shape(), [m])?;
+            expect_shape("scaled_matmul", "the scales of b", of_b.shape(), [n])?;
+            (Scaling::Lines, of_a.view(), of_b.view(), [of_a.strides()[0], of_b.strides()[0]])
+        }
+    };
+    ScaledMatmul {
+        a_col_major: is_col_major(a.strides()),
+        b_col_major: is_col_major(b.strides()),
+        a: &a,
+        b: &b,
+        a_scale: &a_scale,
+        b_scale: &b_scale,
+        c: &mut c,
+        a_scale_stride: strides[0],
+        b_scale_stride: strides[1],
+        m_tile: tuned(),
+        n_tile: tuned(),
+        k_tile: tuned(),
+        group: 8,
+        scaling,
+        fast_accumulation,
+    }
+    .launch_tuned(device)
+}
+
+/// The configuration where no tuning entry applies.
+fn default_config(problem: &Problem) -> Config {
+    let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
+    let floats = problem.dtypes.first().is_some_and(|dtype| dtype.is_float());
+    let largest = match (problem.is_gpu(), hopper) {
+        (false, _) => [64, 64, 64],
+        // Two sets of accumulators, of the step and of all.
+        (true, true) if floats && problem.get("fast_accumulation") == Some(false) => [128, 128, 128],
+        (true, true) => [128, 256, 128],
+        (true, false) => [128, 128, 64],
+    };
+    // The sizes in the key are powers of two.
+    let fit =
+        |name: &str, least: usize, largest: usize| (problem.int(name).unwrap_or(1) as usize).clamp(least, largest);
+    let [m, n, k] = [("m", 16, largest[0]), ("n", 16, largest[1]), ("k", 32, largest[2])].map(|(x, a, b)| fit(x, a, b));
+    let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
+    let config = config.num_warps(if m * n < 64 * 128 { 4 } else { 8 }).num_stages(if hopper { 4 } else { 3 });
+    let warp_specialize = (hopper && m * n >= 128 * 128).then_some(true);
+    Config { schedule: Schedule { warp_specialize, ..Schedule::default() }, ..config }
+}
