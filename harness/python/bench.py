@@ -1,6 +1,7 @@
 """Times of the package's PyTorch ops on a GPU: python bench.py [--out FILE].
 
 - Attention, forward + sum + backward: in eager mode, in a CUDA graph, and the sum of its kernels' times.
+- Products of matrices of 16-bit and 8-bit types, beside cuBLAS.
 - Time of the host for a call.
 - Training steps of a GPT in plain PyTorch, and with this package's ops in place: losses, times and peak memory, in eager
   mode, under torch.compile, and there with CUDA graphs.
@@ -120,6 +121,60 @@ def host_times():
         swiglu_us=host_us(lambda: tt.swiglu(x, x)),
         sdpa_us=host_us(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
     )
+
+
+def interleaved_ms(calls, rounds=15):
+    """Median times of calls in CUDA graphs, in rounds in turn, each with a cold L2 cache, in ms."""
+    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    graphs = {name: graph_of(call) for name, call in calls.items()}
+    times = {name: [] for name in graphs}
+    for count in range(rounds):
+        for name, graph in list(graphs.items())[:: 1 if count % 2 else -1]:
+            flush.zero_()
+            a, b = torch.cuda.Event(True), torch.cuda.Event(True)
+            a.record()
+            graph.replay()
+            b.record()
+            b.synchronize()
+            times[name].append(a.elapsed_time(b))
+    return {f"{name}_ms": sorted(ms)[rounds // 2] for name, ms in times.items()}
+
+
+def products(m, n, k):
+    """a [m, k] · weight [n, k]ᵀ of normal numbers, in each type, beside cuBLAS."""
+    a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    one = torch.ones((), device="cuda")
+    rows, columns = torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
+
+    def fp8(mm, scales, fast):
+        x, w = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        return lambda: mm(x, w, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+    def int8(mm):
+        x, w = ((32 * t).round().clamp(-128, 127).to(torch.int8) for t in (a, b))
+        return lambda: mm(x, w.t())
+
+    half_a, half_b = a.bfloat16(), b.bfloat16().t()
+    cases = {
+        "bf16": (lambda: tt.matmul(half_a, half_b), lambda: half_a @ half_b),
+        "float8_e4m3fn": (fp8(tt.scaled_mm, (one, one), False), fp8(torch._scaled_mm, (one, one), False)),
+        "float8_e4m3fn, fast": (fp8(tt.scaled_mm, (one, one), True), fp8(torch._scaled_mm, (one, one), True)),
+        "float8_e4m3fn, scales of rows": (
+            fp8(tt.scaled_mm, (rows, columns), True),
+            fp8(torch._scaled_mm, (rows, columns), True),
+        ),
+        "int8": (int8(tt.int_mm), int8(torch._int_mm)),
+    }
+    for name, (ours, theirs) in cases.items():
+        try:
+            found, expected = ours().double(), theirs().double()
+        except RuntimeError as error:
+            print(f"{name} {m} x {n} x {k}: {error}")
+            continue
+        error = ((found - expected).norm() / expected.norm()).item()
+        times = interleaved_ms({"ours": ours, "torch": theirs})
+        tflops = {name.replace("_ms", "_tflops"): 2 * m * n * k / ms / 1e9 for name, ms in times.items()}
+        row(case=f"product {m} x {n} x {k}, {name}", **times, **tflops, difference=error)
 
 
 def rotate(x, cos, sin):
@@ -280,13 +335,20 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="time per measurement")
     parser.add_argument("--gpt", nargs="*", choices=SHAPES, default=list(SHAPES), help="models to train")
     parser.add_argument("--gpt-only", action="store_true", help="no other measurements")
+    parser.add_argument("--products", action="store_true", help="only the products")
     arguments = parser.parse_args()
     row(case="machine", gpu=torch.cuda.get_device_name(), torch=torch.__version__)
     if not arguments.gpt_only:
+        for n in (1024, 2048, 4096, 8192):
+            products(n, n, n)
+        for m in (1, 16, 64):
+            products(m, 8192, 8192)
+    if not arguments.gpt_only and not arguments.products:
         for n in (1024, 16384):
             attention(n, arguments.seconds)
         host_times()
-    gpt(arguments.gpt)
+    if not arguments.products:
+        gpt(arguments.gpt)
     if arguments.out:
         with open(arguments.out, "w") as file:
             json.dump(ROWS, file, indent=1)

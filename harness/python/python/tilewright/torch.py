@@ -29,12 +29,14 @@ __all__ = [
     "AdamW",
     "attention",
     "cross_entropy",
+    "int_mm",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
     "matmul",
     "rms_norm",
     "rope",
+    "scaled_mm",
     "silu",
     "softmax",
     "swiglu",
@@ -711,6 +713,58 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: 
     """x [..., k] · weight [n, k]ᵀ + bias [n]: `torch.nn.functional.linear`. `precision` as for `matmul`."""
     y = _matmul_op(x.reshape(-1, x.shape[-1]), weight.t(), bias, _precision(precision))
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+# Products of 8-bit matrices
+
+# The result types of `scaled_mm`, as the kernels number them.
+_SCALED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+_scaled_mm = kernel(
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int out_dtype, bool use_fast_accum) -> Tensor",
+    lambda a, b, _a, _b, dtype, _: a.new_empty(a.shape[0], b.shape[1], dtype=_SCALED_DTYPES[dtype]),
+)
+_int_mm = kernel(
+    "int_mm(Tensor a, Tensor b) -> Tensor", lambda a, b: a.new_empty(a.shape[0], b.shape[1], dtype=torch.int32)
+)
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """scale_a · scale_b · (a [m, k] · b [k, n]) for float8_e4m3fn, float8_e5m2, int8 or uint8: `torch._scaled_mm`.
+
+    Scales are float32: one for the matrix, or one for each row of a ([m] or [m, 1]) and each column of b ([n] or
+    [1, n]). Any strides; a row-major and b column-major, as `weight.t()`, are fastest. With `use_fast_accum`, sums of
+    8-bit floats have the precision of tensor cores (about 14 bits on Hopper), else sums of 128 products are added in
+    float32. Without a gradient.
+    """
+    if out_dtype not in _SCALED_DTYPES:
+        raise ValueError(f"scaled_mm: expected out_dtype bfloat16, float16 or float32, found {out_dtype!s:.200}")
+    _expect_products("scaled_mm", a, b)
+    scale_a, scale_b = scale_a.reshape(-1), scale_b.reshape(-1)
+    if (scale_a.numel() == 1) != (scale_b.numel() == 1):
+        scale_a, scale_b = scale_a.expand(a.shape[0]), scale_b.expand(b.shape[1])
+    return _scaled_mm(a, b, scale_a, scale_b, _SCALED_DTYPES.index(out_dtype), use_fast_accum)
+
+
+def int_mm(a: Tensor, b: Tensor) -> Tensor:
+    """a [m, k] · b [k, n] for int8 or uint8, in int32: `torch._int_mm`. Without a gradient."""
+    _expect_products("int_mm", a, b)
+    if a.dtype.is_floating_point:
+        raise ValueError(f"int_mm: expected int8 or uint8, found {a.dtype}")
+    return _int_mm(a, b)
+
+
+def _expect_products(name: str, a: Tensor, b: Tensor) -> None:
+    if a.dim() != 2 or b.dim() != 2:
+        raise ValueError(f"{name}: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
 
 
 _native.register_torch_kernels(os.path.join(os.path.dirname(torch.__file__), "lib"))

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod dense;
 pub mod rows;
+pub mod scaled;
 
 use pyo3::prelude::*;
 use tilewright::Device;

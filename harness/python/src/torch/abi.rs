@@ -88,6 +88,8 @@ interface! {
     fn aoti_torch_dtype_int16() -> i32;
     fn aoti_torch_dtype_int32() -> i32;
     fn aoti_torch_dtype_int64() -> i32;
+    fn aoti_torch_dtype_float8_e4m3fn() -> i32;
+    fn aoti_torch_dtype_float8_e5m2() -> i32;
     fn aoti_torch_dtype_float16() -> i32;
     fn aoti_torch_dtype_bfloat16() -> i32;
     fn aoti_torch_dtype_float32() -> i32;
@@ -132,6 +134,8 @@ pub fn load(folder: &Path) -> PyResult<()> {
             ((i.aoti_torch_dtype_uint8)(), Dtype::U8),
             ((i.aoti_torch_dtype_int8)(), Dtype::I8),
             ((i.aoti_torch_dtype_int16)(), Dtype::I16),
+            ((i.aoti_torch_dtype_float8_e4m3fn)(), Dtype::F8E4M3),
+            ((i.aoti_torch_dtype_float8_e5m2)(), Dtype::F8E5M2),
         ];
     }
     // The libraries stay loaded.

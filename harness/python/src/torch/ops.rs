@@ -20,7 +20,7 @@ use crate::array::Array;
 use crate::call::{Error, guarded};
 use crate::ops::attention::Modifiers;
 use crate::ops::dense::Positions;
-use crate::ops::{attention, dense as dense_ops, expect_separate, rows as row_ops};
+use crate::ops::{attention, dense as dense_ops, expect_separate, rows as row_ops, scaled as scaled_ops};
 
 /// A table of functions of this module as kernels, by their names.
 macro_rules! kernels {
@@ -53,6 +53,7 @@ kernels! {
     swiglu_packed_forward swiglu_packed_backward
     rope_from rope_at
     matmul_forward matmul_bias_forward column_sum
+    scaled_mm int_mm
     adamw_
 }
 
@@ -355,6 +356,41 @@ fn multiply(a: Handle, b: Handle, bias: Option<Handle>, code: i64) -> PyResult<R
     let precision = precision(code)?.unwrap_or(Precision::Ieee);
     let options = gemm::Options { activation: Activation::None, precision };
     guarded(|| dense_ops::multiply(call, &a, &b, bias.as_ref(), &c, options, false))?;
+    Ok(smallvec![c])
+}
+
+/// Element types of the results of `scaled_mm`, as torch.py numbers them.
+const SCALED_TYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
+
+fn scaled_mm(arguments: &mut Arguments) -> PyResult<Results> {
+    let ([a, b, scale_a, scale_b], dtype, fast) = (arguments.tensors(), arguments.int(), arguments.bool());
+    let dtype = usize::try_from(dtype).ok().and_then(|at| SCALED_TYPES.get(at).copied());
+    let dtype = dtype.ok_or_else(|| PyValueError::new_err("scaled_mm: expected out_dtype 0, 1 or 2"))?;
+    let (scale_a, scale_b) = (Array::of_handle("scale_a", scale_a)?, Array::of_handle("scale_b", scale_b)?);
+    scaled_product("scaled_mm", [a, b], Some([&scale_a, &scale_b]), dtype, fast)
+}
+
+fn int_mm(arguments: &mut Arguments) -> PyResult<Results> {
+    scaled_product("int_mm", arguments.tensors(), None, Dtype::I32, false)
+}
+
+fn scaled_product(
+    name: &'static str,
+    [a, b]: [Handle; 2],
+    scales: Option<[&Array; 2]>,
+    dtype: Dtype,
+    fast: bool,
+) -> PyResult<Results> {
+    let (a, b) = (Array::of_handle("a", a)?, Array::of_handle("b", b)?);
+    let mut all: SmallVec<[_; 4]> = smallvec![("a", &a), ("b", &b)];
+    all.extend(scales.into_iter().flat_map(|[of_a, of_b]| [("scale_a", of_a), ("scale_b", of_b)]));
+    let call = call(name, &all)?;
+    let ([m, _], [_, n]) = (&a.shape[..], &b.shape[..]) else {
+        let text = format!("{name}: expected matrices, found the shapes {:?} and {:?}", a.shape, b.shape);
+        return Err(PyValueError::new_err(text));
+    };
+    let c = empty(&a, &[*m, *n], dtype)?;
+    guarded(|| scaled_ops::multiply(call, &a, &b, scales, &c, fast))?;
     Ok(smallvec![c])
 }
 

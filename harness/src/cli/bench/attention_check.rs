@@ -4,7 +4,7 @@ use tilewright::kernels::attention::reference::{self, Gradients, ModifierTensors
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::{Buffer, Device, elements};
 
-use super::data::{Number, normal, values};
+use super::data::{Number, Value, normal, values};
 use super::record::{BenchError, accept};
 use super::tiles::MAX_TILE;
 use crate::cli::demo::case::{relative_error, tolerance};
@@ -270,7 +270,7 @@ impl<T: Number> Attention<T> {
             let h = self.head(head)?;
             let (offset, len) = (head * h.q.len(), h.q.len());
             let part = |buffer: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
-                Ok(buffer.slice(offset..offset + len)?.to_vec()?.into_iter().map(Number::to_f64).collect())
+                Ok(buffer.slice(offset..offset + len)?.to_vec()?.into_iter().map(Value::to_f64).collect())
             };
             let gradients = [part(&self.dq)?, part(&self.dk)?, part(&self.dv)?];
             for &row in &rows {
@@ -311,7 +311,7 @@ impl<T: Number> Attention<T> {
     fn head(&self, head: usize) -> tilewright::Result<Head> {
         let len = self.problem.n_q * self.problem.d;
         let part = |buffer: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
-            Ok(buffer.slice(head * len..(head + 1) * len)?.to_vec()?.into_iter().map(Number::to_f64).collect())
+            Ok(buffer.slice(head * len..(head + 1) * len)?.to_vec()?.into_iter().map(Value::to_f64).collect())
         };
         let rows = self.lse.slice(head * self.problem.n_q..(head + 1) * self.problem.n_q)?.to_vec()?;
         Ok(Head {

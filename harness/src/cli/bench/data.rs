@@ -1,41 +1,42 @@
 //! Random inputs of the benchmarks on a device, and the transfer of results to the host.
 
 use half::{bf16, f16};
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::num;
 use tilewright::kernels::FloatElement;
-use tilewright::{Buffer, Device, Result};
+use tilewright::{Buffer, Device, Element, F8E4M3, Result};
 
-/// Element types of the benchmarks.
-pub trait Number: FloatElement {
-    /// Rounds `x` to this type.
+/// Element types of inputs and outputs.
+pub trait Value: Element {
+    /// Rounds a normal number to this type; integers get 32 times the number.
     fn from_f32(x: f32) -> Self;
     fn to_f64(self) -> f64;
 }
 
-impl Number for f32 {
-    fn from_f32(x: f32) -> f32 {
-        x
-    }
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
+/// Element types of the kernels that multiply and accumulate in f32.
+pub trait Number: Value + FloatElement {}
+impl<T: Value + FloatElement> Number for T {}
+
+macro_rules! values {
+    ($($ty:ty: $from:expr, $to:expr;)*) => { $(
+        impl Value for $ty {
+            fn from_f32(x: f32) -> $ty {
+                ($from)(x)
+            }
+            fn to_f64(self) -> f64 {
+                ($to)(self)
+            }
+        }
+    )* };
 }
 
-impl Number for f16 {
-    fn from_f32(x: f32) -> f16 {
-        f16::from_f32(x)
-    }
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-}
-
-impl Number for bf16 {
-    fn from_f32(x: f32) -> bf16 {
-        bf16::from_f32(x)
-    }
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
+values! {
+    f32: |x| x, f64::from;
+    f16: f16::from_f32, f64::from;
+    bf16: bf16::from_f32, f64::from;
+    F8E4M3: |x| F8E4M3(num::encode(DType::F8E4M3, f64::from(x)) as u8), |x: F8E4M3| num::decode(DType::F8E4M3, x.0.into());
+    i8: |x: f32| (32.0 * x).round() as i8, f64::from;
+    i32: |x: f32| (32.0 * x).round() as i32, f64::from;
 }
 
 /// Period of the random numbers: a prime, so that consecutive rows, heads and tiles differ.
@@ -43,7 +44,7 @@ const PERIOD: usize = 1_000_003;
 
 /// Allocates `len` numbers from a standard normal distribution on `device`. Constant data would distort timings: a
 /// GPU's power, and with it its clock, depends on the data.
-pub fn normal<T: Number>(device: &Device, len: usize, seed: u64) -> Result<Buffer<T>> {
+pub fn normal<T: Value>(device: &Device, len: usize, seed: u64) -> Result<Buffer<T>> {
     let mut random = SplitMix(seed);
     let block: Vec<T> = (0..len.min(PERIOD)).map(|_| T::from_f32(random.normal())).collect();
     let block = Buffer::from_slice(device, &block)?;
@@ -59,8 +60,8 @@ pub fn normal<T: Number>(device: &Device, len: usize, seed: u64) -> Result<Buffe
 }
 
 /// Copies a buffer to the host and converts it to f64.
-pub fn values<T: Number>(buffer: &Buffer<T>) -> Result<Vec<f64>> {
-    Ok(buffer.to_vec()?.into_iter().map(Number::to_f64).collect())
+pub fn values<T: Value>(buffer: &Buffer<T>) -> Result<Vec<f64>> {
+    Ok(buffer.to_vec()?.into_iter().map(Value::to_f64).collect())
 }
 
 /// SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).

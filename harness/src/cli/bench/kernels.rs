@@ -9,7 +9,7 @@ use tilewright::Device;
 use super::data::Number;
 use super::record::{Measured, Recorder, Row, Work};
 use super::rowwise::{Op, RowwiseBuffers, supports};
-use super::{Common, copy, matmul};
+use super::{Common, copy, matmul, scaled_matmul};
 use crate::cli::{CliError, Result, shipped};
 
 #[derive(Args)]
@@ -48,6 +48,7 @@ enum Kernel {
     Cast,
     RankSum,
     Matmul,
+    ScaledMatmul,
 }
 
 impl Kernel {
@@ -66,7 +67,7 @@ impl Kernel {
             Kernel::Adamw => &[Op::AdamW, Op::AdamWWithComputeWeights, Op::AdamWTwoPeers],
             Kernel::Cast => &[Op::Cast],
             Kernel::RankSum => &[Op::RankSum],
-            Kernel::Matmul => &[],
+            Kernel::Matmul | Kernel::ScaledMatmul => &[],
         }
     }
 
@@ -80,8 +81,10 @@ impl Kernel {
             "adamw_controlled" => "adamw_with_compute_weights",
             other => other,
         };
-        if name == "matmul" {
-            return Some((Kernel::Matmul, None));
+        match name {
+            "matmul" => return Some((Kernel::Matmul, None)),
+            "scaled_matmul" => return Some((Kernel::ScaledMatmul, None)),
+            _ => {}
         }
         let find = |group: &Kernel| group.ops().iter().find(|op| op.name() == name).map(|op| (*group, Some(*op)));
         Kernel::value_variants().iter().find_map(find)
@@ -136,6 +139,11 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
         for d in ds {
             measure_rowwise::<f32>(arguments, &device, &ops, [rows, d], copy_gbps, &mut recorder)?;
             measure_rowwise::<bf16>(arguments, &device, &ops, [rows, d], copy_gbps, &mut recorder)?;
+        }
+    }
+    if wanted.contains(&Kernel::ScaledMatmul) {
+        for &n in &sizes {
+            scaled_matmul::measure(&arguments.common, &device, n, &mut recorder)?;
         }
     }
     if wanted.contains(&Kernel::Matmul) {

@@ -23,6 +23,7 @@ mod norm;
 pub(in crate::cli) mod process_groups;
 pub(crate) mod record;
 pub(crate) mod rowwise;
+mod scaled_matmul;
 mod shard;
 mod startup;
 pub(crate) mod tiles;

@@ -1,0 +1,191 @@
+"""`attention` of `tilewright.torch` against its definition in float64: values, gradients, modifiers, compilation, mistakes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewright  # noqa: E402
+import tilewright.torch as tt  # noqa: E402
+from torch_reference import DEVICES, DTYPES, attention64, compare, randn, seed  # noqa: E402, F401
+
+pytestmark = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "heads_kv, n_q, n_k, d, scale", [(4, 65, 65, 32, None), (2, 48, 100, 64, 0.2), (1, 7, 129, 128, None)]
+)
+def test_attention(device, dtype, causal, heads_kv, n_q, n_k, d, scale):
+    q = randn(2, 4, n_q, d, device=device, dtype=dtype)
+    k, v = (randn(2, heads_kv, n_k, d, device=device, dtype=dtype) for _ in range(2))
+    for deterministic in (True, False):
+        compare(
+            lambda *x: tt.attention(*x, causal=causal, scale=scale, deterministic=deterministic),
+            lambda *x: attention64(*x, causal, scale),
+            (q, k, v),
+            dtype,
+        )
+
+
+def modified64(q, k, v, causal, window=None, prefix=None, softcap=None, alibi_slopes=None, cu_seqlens_q=None, cu_seqlens_k=None):
+    """Attention with modifiers by its definition; each row sees a key."""
+    (n_q, n_k), n_heads = (q.shape[2], k.shape[2]), q.shape[1]
+    k, v = (x.repeat_interleave(n_heads // k.shape[1], 1) for x in (k, v))
+    s = q.shape[-1] ** -0.5 * q @ k.transpose(-1, -2)
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    rows, keys = torch.arange(n_q, device=q.device)[:, None], torch.arange(n_k, device=q.device)[None]
+    if alibi_slopes is not None:
+        s = s - alibi_slopes.double()[:, None, None] * (rows + n_k - n_q - keys).abs()
+    starts = [torch.tensor([0, n], device=q.device) for n in (n_q, n_k)]
+    if cu_seqlens_q is not None:
+        starts = [cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k]
+    of_row, of_key = (torch.searchsorted(start[1:].contiguous(), x, right=True) for start, x in zip(starts, (rows, keys)))
+    before = rows - starts[0][of_row + 1] - keys + starts[1][of_row + 1]
+    seen = (of_row == of_key) & ((before >= 0) | (not causal))
+    seen = seen if window is None else seen & (before.abs() <= window)
+    seen = seen if prefix is None else seen | (keys < prefix)
+    return torch.softmax(s.masked_fill(~seen, -torch.inf), -1) @ v
+
+
+def modifiers(device):
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0], device=device)
+    lengths = torch.tensor([0, 9, 10, 33], dtype=torch.int32, device=device)
+    more_keys = torch.tensor([0, 12, 14, 45], dtype=torch.int32, device=device)
+    return [
+        {"window": 7},
+        {"prefix": 20},
+        {"softcap": 1.5},
+        {"alibi_slopes": slopes},
+        {"window": 9, "softcap": 2.0, "alibi_slopes": slopes},
+        {"cu_seqlens_q": lengths},
+        {"cu_seqlens_q": lengths, "softcap": 2.0, "alibi_slopes": slopes, "window": 4},
+        {"cu_seqlens_q": lengths, "cu_seqlens_k": more_keys},
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_modifiers(device, dtype, causal):
+    for options in modifiers(device):
+        if "prefix" in options and not causal:
+            continue
+        n_k = 33 if "cu_seqlens_q" in options and "cu_seqlens_k" not in options else 45
+        q = randn(2, 4, 33, 32, device=device, dtype=dtype)
+        k, v = (randn(2, 2, n_k, 32, device=device, dtype=dtype) for _ in range(2))
+        for deterministic in (True, False):
+            compare(
+                lambda *x: tt.attention(*x, causal=causal, deterministic=deterministic, **options),
+                lambda *x: modified64(*x, causal, **options),
+                (q, k, v),
+                dtype,
+            )
+
+
+def test_mistakes_of_modifiers_are_exceptions(device):
+    q, k = randn(1, 4, 33, 16, device=device), randn(1, 4, 40, 16, device=device)
+    slopes = torch.ones(4, device=device)
+    lengths = torch.tensor([0, 9, 33], dtype=torch.int32, device=device)
+    for options, error, message in [
+        ({"window": -1}, ValueError, "window: expected a number of keys of at least 0, found -1"),
+        ({"window": 2.5}, Exception, "window"),
+        ({"prefix": 3}, ValueError, "prefix: expected causal=True"),
+        ({"prefix": 3, "causal": True, "cu_seqlens_q": lengths}, ValueError, "prefix: cannot be combined"),
+        ({"softcap": 0.0}, ValueError, "softcap: expected a positive number"),
+        ({"alibi_slopes": slopes[:3]}, tilewright.Error, "`alibi_slopes` expects a slope for each of 4 heads, found 3"),
+        ({"alibi_slopes": slopes.double()}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
+        ({"alibi_slopes": slopes.clone().requires_grad_()}, ValueError, "alibi_slopes: has no gradient"),
+        ({"cu_seqlens_k": lengths}, ValueError, "cu_seqlens_k: expected cu_seqlens_q beside it"),
+        ({"cu_seqlens_q": lengths.long()}, tilewright.Error, "`cu_seqlens_q` expects elements of type i32, found i64"),
+        ({"cu_seqlens_q": lengths, "cu_seqlens_k": lengths[:2]}, tilewright.Error, "`cu_seqlens_k` expects as many"),
+    ]:
+        with pytest.raises(error, match=message):
+            tt.attention(q, q, q, **options)
+    with pytest.raises(ValueError, match="cu_seqlens_k: is missing: q has 33 rows and k 40"):
+        tt.attention(q, k, k, cu_seqlens_q=lengths)
+    with torch.no_grad():
+        tt.attention(q, q, q, alibi_slopes=slopes.clone().requires_grad_())
+    decreasing = torch.tensor([0, 9, 5], dtype=torch.int32, device=device)
+    if device == "cpu":
+        with pytest.raises(tilewright.Error, match="do not decrease, beginning with 0, found 5 at 2"):
+            tt.attention(q, q, q, cu_seqlens_q=decreasing)
+    else:
+        # Without a check, and without an access outside of the tensors.
+        assert tt.attention(q, q, q, cu_seqlens_q=decreasing).shape == q.shape
+        with pytest.raises(tilewright.Error, match="on different devices"):
+            tt.attention(q, q, q, alibi_slopes=slopes.cpu())
+
+
+def modified_block(x, slopes, lengths):
+    """Attention layers with modifiers; the packed sequences are those of both layers."""
+    q = x.view(2, -1, 4, 16).transpose(1, 2)
+    q = tt.attention(q, q, q, causal=True, cu_seqlens_q=lengths, window=5, softcap=2.0, alibi_slopes=slopes)
+    q = tt.attention(q, q, q, causal=True, cu_seqlens_q=lengths)
+    return tt.attention(q, q, q, causal=True, prefix=4).square().sum()
+
+
+def modified_arguments(device):
+    x, slopes = randn(2, 24, 64, device=device), torch.tensor([0.5, 0.25, 0.125, 0.0], device=device)
+    return x, slopes, torch.tensor([0, 10, 24], dtype=torch.int32, device=device)
+
+
+def test_modifiers_in_a_compiled_graph(device):
+    x, *others = modified_arguments(device)
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    loss = torch.compile(modified_block, fullgraph=True, backend=backend)(x, *others)
+    expected = modified_block(x, *others)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    (found,), (wanted,) = torch.autograd.grad(loss, x), torch.autograd.grad(expected, x)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    with pytest.raises(Exception, match="window: expected a number of keys of at least 0"):
+        torch.compile(lambda q: tt.attention(q, q, q, window=-2), fullgraph=True, backend="aot_eager")(x[None])
+
+
+def test_modifiers_in_a_cuda_graph(device):
+    if device == "cpu":
+        pytest.skip("CUDA graphs need a GPU")
+    x, slopes, lengths = modified_arguments(device)
+
+    def step():
+        loss = modified_block(x, slopes, lengths)
+        return loss, *torch.autograd.grad(loss, x)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    # Other lengths, which the graph reads from memory.
+    lengths[1] = 17
+    graph.replay()
+    for a, b in zip(captured, step()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_of_a_packed_projection(device):
+    """Heads are views of [batch, n, 3 · heads · d]; the result's transpose is a view, too."""
+    x = randn(2, 40, 3 * 4 * 16, device=device)
+
+    def heads(x):
+        return [y.view(2, 40, 4, 16).transpose(1, 2) for y in x.chunk(3, -1)]
+
+    compare(
+        lambda x: tt.attention(*heads(x), causal=True).transpose(1, 2).reshape(2, 40, 64),
+        lambda x: attention64(*heads(x), True).transpose(1, 2).reshape(2, 40, 64),
+        (x,),
+        torch.float32,
+    )
+    q = torch.randn(2, 40, 4, 16, device=device).transpose(1, 2)
+    assert tt.attention(q, q, q).transpose(1, 2).is_contiguous()
+
+
+def test_expanded_gradients_and_inputs(device):
+    q = randn(1, 2, 33, 16, device=device)
+    k = randn(1, 1, 33, 16, device=device)
+    expected = torch.autograd.grad(attention64(q.double(), k.double(), k.double()).sum(), (q, k))
+    found = torch.autograd.grad(tt.attention(q, k.expand(1, 2, 33, 16), k.expand(1, 2, 33, 16)).sum(), (q, k))
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b.float(), atol=1e-4, rtol=1e-4)
