@@ -5,7 +5,7 @@
 //! weights are converted, and a few rows of a need no tile of 64.
 
 #[path = "common/mod.rs"]
-mod common;
+pub mod common;
 
 use common::{Outcome, Row, Work, check, to, wave};
 use tilewright::prelude::*;

@@ -6,7 +6,7 @@
 //! their results.
 
 #[path = "common/mod.rs"]
-mod common;
+pub mod common;
 
 use common::{Outcome, Row, Work, check, to, wave};
 use tilewright::prelude::*;

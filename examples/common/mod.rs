@@ -1,6 +1,7 @@
 //! What the larger examples share: data, checks against f64, and the form `--bench`.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tilewright::bench::{Timing, do_bench};
 use tilewright::prelude::*;
 
@@ -53,30 +54,63 @@ impl Row {
     }
 }
 
-/// Runs `launch`, and times it if `bench`.
+/// Runs `launch`, and times it if `bench`. With `--interleave` it prints `ready` and then, for each line `time` on
+/// standard input, times it and prints the median in milliseconds, up to another line.
 ///
 /// # Errors
 /// Those of `launch`.
 pub fn time(device: &Device, bench: bool, mut launch: impl FnMut() -> Result<()>) -> Result<Option<Timing>> {
     launch()?;
-    if bench { do_bench(device, 25.0, 100.0, launch).map(Some) } else { Ok(None) }
+    if !bench {
+        return Ok(None);
+    }
+    let mut timing = do_bench(device, 25.0, 100.0, &mut launch)?;
+    if INTERLEAVE.load(Ordering::Relaxed) {
+        println!("ready");
+        let lines = std::io::stdin().lines();
+        for _ in lines.map_while(std::result::Result::ok).take_while(|line| line == "time") {
+            timing = do_bench(device, 10.0, 60.0, &mut launch)?;
+            println!("{}", timing.median);
+        }
+    }
+    Ok(Some(timing))
 }
 
+static INTERLEAVE: AtomicBool = AtomicBool::new(false);
+
 /// The `main` of an example. Without arguments it checks small shapes. With `--bench` it checks and times realistic
-/// ones, and with `--record FILE` appends a JSON row for each to the file.
+/// ones, and with `--record FILE` appends a JSON row for each to the file. With `--interleave` another program says when
+/// to time ([`time`]).
 ///
 /// # Errors
 /// Those of the example, an argument that is unknown, or a file that cannot be written.
 #[allow(dead_code, reason = "the tests include the examples as modules")]
-pub fn main(cases: fn(&Device, bench: bool) -> Outcome<Vec<Row>>) -> Outcome {
-    let device = Device::best()?;
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+pub fn main(cases: Cases) -> Outcome {
+    with_arguments(cases, &std::env::args().skip(1).collect::<Vec<_>>())
+}
+
+/// The checked cases of an example: small ones, or realistic ones that are timed.
+pub type Cases = fn(&Device, bench: bool) -> Outcome<Vec<Row>>;
+
+/// [`main`] with these arguments.
+///
+/// # Errors
+/// As there.
+pub fn with_arguments(cases: Cases, arguments: &[String]) -> Outcome {
     let (bench, file) = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => (false, None),
         ["--bench"] => (true, None),
         ["--bench", "--record", file] => (true, Some(file)),
-        _ => return Err(format!("expected nothing, `--bench`, or `--bench --record FILE`; found {arguments:?}").into()),
+        ["--interleave"] => {
+            INTERLEAVE.store(true, Ordering::Relaxed);
+            (true, None)
+        }
+        _ => {
+            let expected = "nothing, `--bench`, `--bench --record FILE`, or `--interleave`";
+            return Err(format!("expected {expected}; found {arguments:?}").into());
+        }
     };
+    let device = Device::best()?;
     report(&device, &cases(&device, bench)?, file)
 }
 
@@ -100,6 +134,7 @@ pub fn wave(len: usize, frequency: f32) -> Vec<f32> {
 }
 
 /// Numbers in another type.
+#[allow(dead_code, reason = "an example that computes in f32 has no use for it")]
 pub fn to<T>(numbers: &[f32], convert: fn(f32) -> T) -> Vec<T> {
     numbers.iter().map(|x| convert(*x)).collect()
 }

@@ -32,6 +32,14 @@ mod vector_add;
 #[path = "../../examples/13_weight_only_matmul.rs"]
 mod weight_only_matmul;
 
+#[path = "../../examples/18_bias_gelu_dropout.rs"]
+mod bias_gelu_dropout;
+#[path = "../../examples/17_mixture_of_experts.rs"]
+mod mixture_of_experts;
+#[path = "../../examples/15_selective_scan.rs"]
+mod selective_scan;
+#[path = "../../examples/16_welford_layer_norm.rs"]
+mod welford_layer_norm;
 use crate::configurations::compile_options;
 use tilewright::autotune::Autotune;
 use tilewright::codegen::lang::kernel::{ConstValue, DType, KernelDef};
@@ -42,7 +50,7 @@ use tilewright::prelude::Device;
 pub type Run = fn(&Device) -> Result<(), Box<dyn std::error::Error>>;
 
 /// Every example, by the name of its file.
-pub const EXAMPLES: [(&str, Run); 14] = [
+pub const EXAMPLES: [(&str, Run); 18] = [
     ("01_vector_add", vector_add::run),
     ("02_fused_softmax", fused_softmax::run),
     ("03_matmul", matmul::run),
@@ -57,7 +65,30 @@ pub const EXAMPLES: [(&str, Run); 14] = [
     ("12_attention_modifiers", attention_modifiers::run),
     ("13_weight_only_matmul", |device| weight_only_matmul::cases(device, false).map(drop)),
     ("14_paged_decoding", |device| paged_decoding::cases(device, false).map(drop)),
+    ("15_selective_scan", |device| selective_scan::cases(device, false).map(drop)),
+    ("16_welford_layer_norm", |device| welford_layer_norm::cases(device, false).map(drop)),
+    ("17_mixture_of_experts", |device| mixture_of_experts::cases(device, false).map(drop)),
+    ("18_bias_gelu_dropout", |device| bias_gelu_dropout::cases(device, false).map(drop)),
 ];
+
+/// The `main` of an example, with arguments.
+type Main = fn(&[String]) -> Result<(), Box<dyn std::error::Error>>;
+
+macro_rules! mains {
+    ($($module:ident),*) => {
+        [$((stringify!($module), |arguments| $module::common::with_arguments($module::cases, arguments))),*]
+    };
+}
+
+/// The examples that have the form `--bench`, by the name of their counterpart in `scripts/triton_examples`.
+pub const MAINS: [(&str, Main); 6] = mains!(
+    weight_only_matmul,
+    paged_decoding,
+    selective_scan,
+    welford_layer_norm,
+    mixture_of_experts,
+    bias_gelu_dropout
+);
 
 /// A kernel of an example, with the element types and constants that the example uses.
 pub struct Variant {
@@ -133,5 +164,16 @@ pub fn configurations() -> Vec<Variant> {
     let consts = [("rows", 16), ("page", 16), ("d", 128)];
     all.extend(tuned(&paged_decoding::PAGED_DECODE_AUTOTUNE, &[DType::BF16], &consts));
     all.push(variant(&paged_decoding::COMBINE_SPLITS, &[DType::BF16], &[("most", 4), ("d", 128)]));
+    all.extend(tuned(&selective_scan::SELECTIVE_SCAN_AUTOTUNE, &[], &[("states", 16)]));
+    all.extend(tuned(&welford_layer_norm::WELFORD_LAYER_NORM_AUTOTUNE, &[DType::BF16], &[]));
+    all.push(variant(&mixture_of_experts::GATE, &[], &[("top", 2), ("tile", 8)]));
+    all.push(variant(&mixture_of_experts::ROUTE, &[], &[("tile", 1024)]));
+    let tiles = [("top", 2), ("m_tile", 128), ("n_tile", 128), ("k_tile", 64)];
+    let mut matmul = variant(&mixture_of_experts::EXPERT_MATMUL, &[DType::BF16], &tiles);
+    matmul.options.num_warps = 8;
+    all.push(matmul);
+    for def in [&bias_gelu_dropout::BIAS_GELU_DROPOUT_FWD, &bias_gelu_dropout::BIAS_GELU_DROPOUT_BWD] {
+        all.push(variant(def, &[DType::BF16], &[("tile", 1024)]));
+    }
     all
 }

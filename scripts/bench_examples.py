@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Times the kernels of examples/ beside their counterparts in Triton, on one GPU.
+
+    bench_examples.py PROGRAM [--record FILE] [NAME...]    PROGRAM: the built example_mains of the crate tilewright-tests
+    bench_examples.py --lines                              the table of lines, as Markdown
+
+Needs PyTorch and Triton (3.6). For each case, the Triton kernel is autotuned and compared with PyTorch in f64; the
+example compares its own results with f64. Then both are timed in five rounds, interleaved (ABBA), each run with a cold
+L2 cache. A kernel with wrong results gets no time, and the exit code is 1. TILEWRIGHT_TUNE=SECONDS tunes the
+example's kernels, too. FILE gets a JSON row for each side.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PEERS = os.path.join(HERE, "triton_examples")
+ROUNDS = 5
+TOLERANCE = 0.02
+
+
+def lines_of(path, comment):
+    """Lines between `ANCHOR: kernel` and `ANCHOR_END: kernel` that are neither blank nor comments."""
+    inside, count = False, 0
+    for line in open(path, encoding="utf-8"):
+        if re.search(r"ANCHOR(_END)?: kernel", line):
+            inside = "ANCHOR_END" not in line
+        elif inside and line.strip() and not line.strip().startswith(comment):
+            count += 1
+    return count
+
+
+def table_of_lines():
+    print("| example | Tilewright | Triton | ratio |\n|---|---|---|---|")
+    examples = os.path.join(HERE, "..", "examples")
+    for file in sorted(os.listdir(examples)):
+        peer = os.path.join(PEERS, file[3:].replace(".rs", ".py"))
+        if os.path.exists(peer) and file.endswith(".rs"):
+            ours, theirs = lines_of(os.path.join(examples, file), "//"), lines_of(peer, "#")
+            print(f"| `{file}` | {ours} | {theirs} | {ours / theirs:.2f} |")
+
+
+class Example:
+    """The example's process, which times its current case when it is told to."""
+
+    def __init__(self, program, name):
+        self.process = subprocess.Popen(
+            [program, name, "--interleave"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def line(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the example ended with {self.process.wait()}")
+        return line.strip()
+
+    def say(self, word):
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+
+
+def error_of(found, wanted):
+    return ((found.double() - wanted).abs() / wanted.abs().clamp(min=1)).max().item()
+
+
+def measure(program, name):
+    """Yields case, error, our median and Triton's median of each case; the example's checks end its process."""
+    from triton.testing import do_bench
+
+    example, results = Example(program, name), []
+    for kernel, case, launch, check in importlib.import_module(name).cases():
+        while (line := example.line()) != "ready":
+            pass
+        launch()
+        error = error_of(*check())
+        if not error <= TOLERANCE:
+            raise RuntimeError(f"Triton's {kernel} ({case}) has an error of {error}")
+        ours, theirs = [], []
+        peer = lambda: theirs.append(do_bench(launch, warmup=10, rep=60, return_mode="median"))
+
+        def own():
+            example.say("time")
+            ours.append(float(example.line()))
+
+        for _ in range(ROUNDS):
+            own(), peer(), peer(), own()
+        example.say("done")
+        results.append((kernel, case, error, statistics.median(ours), statistics.median(theirs)))
+    summary = [line for line in example.process.stdout if line.strip()]
+    if example.process.wait() != 0:
+        raise RuntimeError("the example's results are wrong, or it failed: see its message")
+    for (kernel, case, *_), line in zip(results, summary, strict=True):
+        if kernel not in line or case not in line:
+            raise RuntimeError(f"the example reports another case than {kernel} ({case}): {line}")
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", nargs="?")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--record", metavar="FILE")
+    parser.add_argument("--lines", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.lines:
+        return table_of_lines()
+    if not arguments.program:
+        parser.error("expected the program example_mains")
+    sys.path.insert(0, PEERS)
+    import torch
+
+    device, failed = torch.cuda.get_device_name(0), False
+    known = sorted(file[:-3] for file in os.listdir(PEERS) if file.endswith(".py"))
+    print(f"{'kernel':24}{'case':46}{'Tilewright ms':>15}{'Triton ms':>12}{'ratio':>8}   {device}")
+    for name in arguments.names or known:
+        try:
+            results = measure(arguments.program, name)
+        except Exception as error:  # One example must not stop the others.
+            print(f"{name}: {error}")
+            failed = True
+            continue
+        for kernel, case, error, ours, theirs in results:
+            print(f"{kernel:24}{case:46}{ours:15.4f}{theirs:12.4f}{ours / theirs:8.3f}", flush=True)
+            if arguments.record:
+                shared = {"device": device, "kernel": kernel, "case": case}
+                with open(arguments.record, "a", encoding="utf-8") as file:
+                    file.write(json.dumps({**shared, "median_ms": ours, "rounds": ROUNDS}, ensure_ascii=False) + "\n")
+                    row = {**shared, "peer": "triton", "median_ms": theirs, "rounds": ROUNDS, "error": error}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
