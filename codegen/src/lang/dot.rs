@@ -79,12 +79,19 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(
     input_precision: Precision,
     max_num_imprecise_acc: impl ImpreciseSums,
 ) -> Tile<A::Elem> {
-    let (from, to) = (T::dtype(), A::Elem::dtype());
-    let (sa, sb) = (shape(a.value()), shape(b.value()));
+    let types = [T::dtype(), A::Elem::dtype()];
+    let max_imprecise = max_num_imprecise_acc.most().filter(|_| matches!(types[0], DType::F8E4M3 | DType::F8E5M2));
+    let op = Op::Dot { precision: input_precision, max_imprecise };
+    Tile::from_value(accumulate([a.value(), b.value()], types, acc.accumulator(), &op))
+}
+
+/// The dot of two tiles, with the types of their elements and of the result.
+#[track_caller]
+pub(super) fn accumulate([a, b]: [Value; 2], [from, to]: [DType; 2], acc: Option<Value>, dot: &Op) -> Value {
+    let (sa, sb) = (shape(a), shape(b));
     check_operands(&sa, &sb);
     let result = [&sa[..sa.len() - 1], &sb[sb.len() - 1..]].concat();
     check_shape(&result);
-    let acc = acc.accumulator();
     if let Some(acc) = acc {
         let found = shape(acc);
         if found != result {
@@ -96,23 +103,20 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(
         }
     }
     check_types(from, to);
-    let max_imprecise = max_num_imprecise_acc.most().filter(|_| matches!(from, DType::F8E4M3 | DType::F8E5M2));
-    let (va, vb) = (a.value(), b.value());
     // f64 operands accumulate in f64, whatever the result type.
     let inner = if from == DType::F64 { DType::F64 } else { to };
-    let v = emit(|builder| {
+    emit(|builder| {
         let start = match acc {
             Some(acc) if inner == to => acc,
             _ => builder.zero(Type::tensor(&result, inner)),
         };
-        let product = batched(builder, [va, vb, start], &Op::Dot { precision: input_precision, max_imprecise });
+        let product = batched(builder, [a, b, start], dot);
         let product = builder.cast(product, to);
         match acc {
             Some(acc) if inner != to => builder.binary(crate::ir::BinaryOp::Add, acc, product),
             _ => product,
         }
-    });
-    Tile::from_value(v)
+    })
 }
 
 /// The dot of a, b and the accumulator, whose leading dimensions, those of the batch, are equal.

@@ -19,6 +19,7 @@ pub mod create;
 pub mod debug;
 mod diag_text;
 pub mod dot;
+pub mod dot_scaled;
 pub mod dtype;
 pub mod handle;
 pub mod index;
@@ -43,6 +44,7 @@ pub use debug::{
     assume, device_assert, device_print, inline_asm_elementwise, max_contiguous, multiple_of, static_print,
 };
 pub use dot::{Precision, dot};
+pub use dot_scaled::{BlockScale, DotFormat, dot_scaled};
 pub use dtype::{Bits, Dtype, Float, Int, Num, Summed};
 pub use handle::{BlockPtr, Data, FloatData, IntData, Ptr, PtrTile, Scalar, Tile};
 pub use libdevice::{

@@ -48,6 +48,10 @@ static CAS_SEM: EnumWords = EnumWords {
 static SCOPE: EnumWords = EnumWords { enum_name: "MemScope", words: &[("gpu", "Gpu"), ("cta", "Cta"), ("sys", "Sys")] };
 pub static PRECISION: EnumWords =
     EnumWords { enum_name: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
+static DOT_FORMAT: EnumWords = EnumWords {
+    enum_name: "DotFormat",
+    words: &[("e2m1", "E2m1"), ("e4m3", "E4m3"), ("e5m2", "E5m2"), ("bf16", "Bf16"), ("fp16", "Fp16")],
+};
 
 /// A parameter of a function.
 #[derive(Debug)]
@@ -177,6 +181,9 @@ functions! {
         input_precision: Word(&PRECISION) = Word(&PRECISION),
         max_num_imprecise_acc: Plain = Unset
     );
+    dot_scaled(lhs: Plain, lhs_scale: Plain = Unset, lhs_format: Word(&DOT_FORMAT), rhs: Plain, rhs_scale: Plain = Unset,
+        rhs_format: Word(&DOT_FORMAT), acc: Plain = Unset, fast_math: Plain = False, lhs_k_pack: Plain = True,
+        rhs_k_pack: Plain = True);
     sum(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
     max(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);
     min(x: Plain, axis: Axis = Unset, keep_dims: Plain = False);

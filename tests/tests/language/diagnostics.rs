@@ -142,6 +142,24 @@ fn squeezes_a_wide_dimension(x: In<f32>, out: Out<f32>) {
     store(out, sum(squeeze(load(x + arange(0, 64)), axis = 0)));
 }
 
+#[kernel]
+fn scales_of_too_few_elements(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<u8>([16, 32]), zeros::<bf16>([64, 16]));
+    store(out, sum(dot_scaled(a, zeros::<u8>([16, 4]), e2m1, rhs = b, rhs_format = bf16)));
+}
+
+#[kernel]
+fn four_bits_of_another_type(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<i8>([16, 32]), zeros::<bf16>([64, 16]));
+    store(out, sum(dot_scaled(a, zeros::<u8>([16, 2]), e2m1, rhs = b, rhs_format = bf16)));
+}
+
+#[kernel]
+fn scales_that_are_floats(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<u8>([16, 32]), zeros::<bf16>([64, 16]));
+    store(out, sum(dot_scaled(a, zeros::<f32>([16, 2]), e2m1, rhs = b, rhs_format = bf16)));
+}
+
 #[test]
 fn mistakes_name_the_line() {
     let kernels = [
@@ -160,6 +178,9 @@ fn mistakes_name_the_line() {
         &GATHERS_FROM_ANOTHER_SHAPE,
         &TOO_MANY_OF_THE_LARGEST,
         &SQUEEZES_A_WIDE_DIMENSION,
+        &SCALES_OF_TOO_FEW_ELEMENTS,
+        &FOUR_BITS_OF_ANOTHER_TYPE,
+        &SCALES_THAT_ARE_FLOATS,
         &VIEW_OF_DIFFERENT_RANKS,
         &MASK_ON_A_BLOCK,
         &A_FAILED_STATIC_ASSERT,
