@@ -16,7 +16,7 @@
 //! [`super::backward_rows`].
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
-use super::forward::{batch_and_split, num_k_tiles, row_offset, tiles_of_split};
+use super::forward::{batch_and_split, longest_first, num_k_tiles, row_offset, tiles_of_split};
 use super::modifiers::{
     LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
     tile_ranges,
@@ -113,9 +113,12 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
-    let (kv_head, entry) = (program_id(1), program_id(2));
+    // Under a causal mask, the first keys are seen by the most queries.
+    let in_order = (program_id(0), program_id(1));
+    let (place, kv_head) = if causal && one_pass { longest_first(n_q, 4 * d_tile * group, 1) } else { in_order };
+    let entry = program_id(2);
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
-    let first_key = program_id(0) * k_tile;
+    let first_key = place * k_tile;
     let padded = d != d_tile;
     let k_block = k.index([batch, kv_head]).block([first_key, 0], [k_tile, d_tile]);
     let v_block = v.index([batch, kv_head]).block([first_key, 0], [k_tile, d_tile]);

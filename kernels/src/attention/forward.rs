@@ -226,7 +226,7 @@ fn attend<T: Float>(
 /// read the same. In longer grids, one head after the other makes better use of the L2 cache
 /// (`harness/records/2026-11-25-h100-attention-order.jsonl`).
 #[device_fn]
-fn longest_first(rows: Scalar<i32>, row_bytes: usize, group: usize) -> (Scalar<i32>, Scalar<i32>) {
+pub(super) fn longest_first(rows: Scalar<i32>, row_bytes: usize, group: usize) -> (Scalar<i32>, Scalar<i32>) {
     // Eight waves of 128 SMs, and of the 50 MB of Hopper's L2 cache.
     let (few_programs, l2_bytes) = (1024, 32 << 20);
     let (num_tiles, num_heads) = (num_programs(0), num_programs(1));
