@@ -110,6 +110,9 @@ pub enum Error {
     #[error("{what}: expected {expected} elements, found {found}")]
     Length { what: &'static str, expected: usize, found: usize },
 
+    #[error("there is no axis {axis} in a shape of {rank} dimensions")]
+    NoSuchAxis { axis: usize, rank: usize },
+
     #[error("a view of elements {start}..{end} does not fit a buffer of {len} elements")]
     OutOfRange { start: usize, end: usize, len: usize },
 

@@ -29,6 +29,7 @@ mod error;
 pub mod escape;
 pub mod kernel;
 mod launch;
+pub mod mx;
 pub mod pool;
 pub mod precompiled;
 pub mod prelude;
