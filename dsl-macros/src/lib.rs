@@ -46,3 +46,28 @@ pub fn autotune(attribute: TokenStream, item: TokenStream) -> TokenStream {
 pub fn device_fn(attribute: TokenStream, item: TokenStream) -> TokenStream {
     expand::device_fn::expand(attribute.into(), item.into()).into()
 }
+
+/// Makes a struct with named fields a value of kernel code, which loops and branches carry: its fields are tiles, scalars,
+/// pointers, blocks, or tuples, arrays and aggregates of these. Fields that are marked `#[constexpr]` are Rust numbers or
+/// enums, known at specialization; a loop cannot change them. Methods are marked `#[device_fn]`.
+///
+/// ```text
+/// #[aggregate]
+/// struct Moments {
+///     sum: Tile<f32>,
+///     squares: Tile<f32>,
+///     #[constexpr]
+///     axis: usize,
+/// }
+///
+/// impl Moments {
+///     #[device_fn]
+///     fn mean(self, n: Scalar<f32>) -> Tile<f32> {
+///         sum(self.sum, axis = self.axis) / n
+///     }
+/// }
+/// ```
+#[proc_macro_attribute]
+pub fn aggregate(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    expand::aggregate::expand(attribute.into(), item.into()).into()
+}

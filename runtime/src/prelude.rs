@@ -9,4 +9,4 @@ pub use tilewright_codegen::constexpr_enum;
 pub use tilewright_codegen::diag::Diagnostic;
 pub use tilewright_codegen::lang::*;
 pub use tilewright_codegen::target::{GpuArch, HostCpu};
-pub use tilewright_dsl_macros::{autotune, device_fn, kernel};
+pub use tilewright_dsl_macros::{aggregate, autotune, device_fn, kernel};

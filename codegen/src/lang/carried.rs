@@ -3,7 +3,7 @@
 use super::dtype::Dtype;
 use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile};
 use super::operand::{FloatLit, IntLit, Number, constant};
-use crate::ir::Value;
+pub use crate::ir::Value;
 
 /// A value that a loop or a branch can carry. Rust numbers are converted to run-time scalars.
 #[diagnostic::on_unimplemented(
@@ -40,6 +40,10 @@ pub trait Carried: Copy {
     fn member_names(handle: &Self::Handle, names: &[&str], out: &mut Vec<String>) {
         Self::names(handle, names.first().copied().unwrap_or_default(), out);
     }
+
+    /// Appends the constants that the handle has besides its IR values: names, and keys that differ for other values.
+    #[doc(hidden)]
+    fn constants(_handle: &Self::Handle, _out: &mut Vec<(String, u64)>) {}
 }
 
 #[track_caller]
@@ -138,6 +142,9 @@ impl<X: Carried, const N: usize> Carried for [X; N] {
     fn rebuild(like: &Self::Handle, values: &mut dyn Iterator<Item = Value>) -> Self::Handle {
         array(like.iter().map(|h| X::rebuild(h, values)).collect())
     }
+    fn constants(handle: &Self::Handle, out: &mut Vec<(String, u64)>) {
+        handle.iter().for_each(|h| X::constants(h, out));
+    }
 }
 
 fn array<X, const N: usize>(items: Vec<X>) -> [X; N] {
@@ -167,6 +174,10 @@ macro_rules! tuple_carried {
             #[allow(unused_variables)]
             fn member_names(handle: &Self::Handle, names: &[&str], out: &mut Vec<String>) {
                 $($X::names(&handle.$i, names.get($i).copied().unwrap_or_default(), out);)*
+            }
+            #[allow(unused_variables)]
+            fn constants(handle: &Self::Handle, out: &mut Vec<(String, u64)>) {
+                $($X::constants(&handle.$i, out);)*
             }
         }
     };

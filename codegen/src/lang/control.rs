@@ -207,6 +207,20 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
     }
 }
 
+/// Fails with a message if a constant of an aggregate differs between two paths.
+fn check_constants<S: Carried>(loc: &Loc, first: &S::Handle, second: &S::Handle, before: &str, after: &str) {
+    let (mut a, mut b) = (Vec::new(), Vec::new());
+    S::constants(first, &mut a);
+    S::constants(second, &mut b);
+    if let Some(((name, _), _)) = a.iter().zip(&b).find(|(a, b)| a != b) {
+        fail(
+            Diagnostic::new(format!("the constant `{name}` must be the same {before} and {after}"), loc.clone())
+                .label(format!("`{name}` is known at specialization, and differs {after}"))
+                .help("make the field a run-time value, such as `Scalar<i32>`"),
+        );
+    }
+}
+
 /// `for i in range(…)`: records `body` once, with `state` as the loop-carried values.
 #[doc(hidden)]
 #[track_caller]
@@ -232,6 +246,7 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     let mut leaves = Vec::new();
     S::member_names(&state, names, &mut leaves);
     check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
+    check_constants::<S>(&loc, &state, &next, "before the loop", "after one iteration");
     yield_in(block, &results);
     let (end, step) = (range.end.value(), range.step.value());
     let mut operands = vec![range.start.value(), clamped_end(end, step), step];
@@ -359,6 +374,7 @@ pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
     let mut leaves = Vec::new();
     S::member_names(&state, names, &mut leaves);
     check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
+    check_constants::<S>(&loc, &state, &next, "before the loop", "after one iteration");
     yield_in(after, &results);
     let values = emit(|b| {
         let id = b.op_with_regions(Op::While, &init, &carried, &[before, after]);
@@ -404,6 +420,7 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
         let mut leaves = Vec::new();
         A::member_names(&a, names, &mut leaves);
         check_same(&loc, &leaves, &types, &vb, "in one branch", "in the other");
+        check_constants::<A>(&loc, &a, &b, "in one branch", "in the other");
         yield_in(first, &va);
         yield_in(second, &vb);
         let condition = self.value();
@@ -430,6 +447,7 @@ fn select_both<A: Carried, B: Carried<Handle = A::Handle>>(
     A::values(&b, &mut vb);
     A::member_names(&a, names, &mut leaves);
     check_same(loc, &leaves, &types_of(&va), &vb, "in one branch", "in the other");
+    check_constants::<A>(loc, &a, &b, "in one branch", "in the other");
     let chosen: Vec<Value> =
         va.iter().zip(&vb).map(|(&a, &b)| emit(|builder| builder.select(condition.value(), a, b))).collect();
     A::rebuild(&a, &mut chosen.into_iter())

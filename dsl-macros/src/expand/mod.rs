@@ -1,5 +1,6 @@
 //! Expands the user's code to calls of the language module.
 
+pub mod aggregate;
 pub mod autotune;
 pub mod body;
 pub mod calls;
