@@ -2,7 +2,6 @@
 """Times the kernels of examples/ beside their counterparts in Triton, on one GPU.
 
     bench_examples.py PROGRAM [--record FILE] [NAME...]    PROGRAM: the built example_mains of the crate tilewright-tests
-    bench_examples.py --lines                              the table of lines, as Markdown
 
 Needs PyTorch and Triton (3.6). For each case, the Triton kernel is autotuned and compared with PyTorch in f64; the
 example compares its own results with f64. Then both are timed in five rounds, interleaved (ABBA), each run with a cold
@@ -14,7 +13,6 @@ import argparse
 import importlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -23,27 +21,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = os.path.join(HERE, "triton_examples")
 ROUNDS = 5
 TOLERANCE = 0.02
-
-
-def lines_of(path, comment):
-    """Lines between `ANCHOR: kernel` and `ANCHOR_END: kernel` that are neither blank nor comments."""
-    inside, count = False, 0
-    for line in open(path, encoding="utf-8"):
-        if re.search(r"ANCHOR(_END)?: kernel", line):
-            inside = "ANCHOR_END" not in line
-        elif inside and line.strip() and not line.strip().startswith(comment):
-            count += 1
-    return count
-
-
-def table_of_lines():
-    print("| example | Tilewright | Triton | ratio |\n|---|---|---|---|")
-    examples = os.path.join(HERE, "..", "examples")
-    for file in sorted(os.listdir(examples)):
-        peer = os.path.join(PEERS, file[3:].replace(".rs", ".py"))
-        if os.path.exists(peer) and file.endswith(".rs"):
-            ours, theirs = lines_of(os.path.join(examples, file), "//"), lines_of(peer, "#")
-            print(f"| `{file}` | {ours} | {theirs} | {ours / theirs:.2f} |")
 
 
 class Example:
@@ -103,15 +80,10 @@ def measure(program, name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", nargs="?")
+    parser.add_argument("program")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--record", metavar="FILE")
-    parser.add_argument("--lines", action="store_true")
     arguments = parser.parse_args()
-    if arguments.lines:
-        return table_of_lines()
-    if not arguments.program:
-        parser.error("expected the program example_mains")
     sys.path.insert(0, PEERS)
     import torch
 

@@ -11,6 +11,8 @@ mod attention_modifiers;
 mod dropout;
 #[path = "../../examples/06_flash_attention.rs"]
 mod flash_attention;
+#[path = "../../examples/21_fp8_matmul.rs"]
+mod fp8_matmul;
 #[path = "../../examples/02_fused_softmax.rs"]
 mod fused_softmax;
 #[path = "../../examples/08_grouped_gemm.rs"]
@@ -27,10 +29,14 @@ mod matmul;
 mod paged_decoding;
 #[path = "../../examples/09_persistent_matmul.rs"]
 mod persistent_matmul;
+#[path = "../../examples/20_variable_length_attention.rs"]
+mod variable_length_attention;
 #[path = "../../examples/01_vector_add.rs"]
 mod vector_add;
 #[path = "../../examples/13_weight_only_matmul.rs"]
 mod weight_only_matmul;
+#[path = "../../examples/19_windowed_attention.rs"]
+mod windowed_attention;
 
 #[path = "../../examples/18_bias_gelu_dropout.rs"]
 mod bias_gelu_dropout;
@@ -50,7 +56,7 @@ use tilewright::prelude::Device;
 pub type Run = fn(&Device) -> Result<(), Box<dyn std::error::Error>>;
 
 /// Every example, by the name of its file.
-pub const EXAMPLES: [(&str, Run); 18] = [
+pub const EXAMPLES: [(&str, Run); 21] = [
     ("01_vector_add", vector_add::run),
     ("02_fused_softmax", fused_softmax::run),
     ("03_matmul", matmul::run),
@@ -69,6 +75,9 @@ pub const EXAMPLES: [(&str, Run); 18] = [
     ("16_welford_layer_norm", |device| welford_layer_norm::cases(device, false).map(drop)),
     ("17_mixture_of_experts", |device| mixture_of_experts::cases(device, false).map(drop)),
     ("18_bias_gelu_dropout", |device| bias_gelu_dropout::cases(device, false).map(drop)),
+    ("19_windowed_attention", |device| windowed_attention::cases(device, false).map(drop)),
+    ("20_variable_length_attention", |device| variable_length_attention::cases(device, false).map(drop)),
+    ("21_fp8_matmul", |device| fp8_matmul::cases(device, false).map(drop)),
 ];
 
 /// The `main` of an example, with arguments.
@@ -81,13 +90,16 @@ macro_rules! mains {
 }
 
 /// The examples that have the form `--bench`, by the name of their counterpart in `scripts/triton_examples`.
-pub const MAINS: [(&str, Main); 6] = mains!(
+pub const MAINS: [(&str, Main); 9] = mains!(
     weight_only_matmul,
     paged_decoding,
     selective_scan,
     welford_layer_norm,
     mixture_of_experts,
-    bias_gelu_dropout
+    bias_gelu_dropout,
+    windowed_attention,
+    variable_length_attention,
+    fp8_matmul
 );
 
 /// A kernel of an example, with the element types and constants that the example uses.

@@ -20,6 +20,44 @@ fn every_example_is_listed() {
     assert_eq!(files, EXAMPLES.map(|(name, _)| name.to_string()));
 }
 
+/// The lines between `ANCHOR: kernel` and `ANCHOR_END: kernel` that are neither blank nor comments.
+fn lines(text: &str, comment: &str) -> usize {
+    let (mut inside, mut count) = (false, 0);
+    for line in text.lines().map(str::trim) {
+        match line.strip_prefix(comment).map(str::trim) {
+            Some("ANCHOR: kernel") => inside = true,
+            Some("ANCHOR_END: kernel") => inside = false,
+            Some(_) => {}
+            None => count += usize::from(inside && !line.is_empty()),
+        }
+    }
+    count
+}
+
+/// `BLESS=1` rewrites the table.
+#[test]
+fn the_table_of_lines_is_current() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let read = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let mut table = String::from("| example | Tilewright | Triton | ratio |\n|---|---|---|---|\n");
+    for (name, _) in &EXAMPLES[12..] {
+        let ours = lines(&read(&format!("examples/{name}.rs")), "//");
+        let theirs = lines(&read(&format!("scripts/triton_examples/{}.py", &name[3..])), "#");
+        assert!(ours > 0 && theirs > 0, "{name}: no lines between the anchors");
+        let ratio = ours as f64 / theirs as f64;
+        table += &format!("| [{name}](../examples/{name}.rs) | {ours} | {theirs} | {ratio:.2} |\n");
+    }
+    let page = read("docs/examples.md");
+    let (head, rest) = page.split_once("<!-- lines -->\n").unwrap();
+    let (found, tail) = rest.split_once("<!-- end of lines -->").unwrap();
+    if std::env::var_os("BLESS").is_some() {
+        let text = format!("{head}<!-- lines -->\n{table}<!-- end of lines -->{tail}");
+        std::fs::write(format!("{root}/docs/examples.md"), text).unwrap();
+    } else {
+        assert_eq!(found, table, "docs/examples.md: write the table with BLESS=1");
+    }
+}
+
 #[test]
 fn every_example_runs_on_the_cpu() {
     let device = Device::cpu();
