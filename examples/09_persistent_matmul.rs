@@ -4,9 +4,22 @@
 //! wave some SMs are idle. A persistent program loops over its tiles, so that loads of one tile can overlap the
 //! epilogue of the previous one.
 
-use tilewright::bench::do_bench;
+#[path = "common/mod.rs"]
+pub mod common;
+
+use common::{Outcome, Row, Work, check, to, wave};
 use tilewright::prelude::*;
 
+#[autotune(
+    configs = [
+        Config(m_tile = 64, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = [3, 4]),
+        Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = [false, true]),
+        Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = [false, true]),
+    ],
+    key = [m, n, k],
+)]
+// ANCHOR: kernel
 /// c = a·bᵀ for row-major a [m, k], b [n, k] and c [m, n]: a linear layer, whose weights have one row per output.
 ///
 /// The grid may have any number of programs.
@@ -40,52 +53,44 @@ pub fn persistent_matmul<T: Float>(
         c_tensor.store([i * m_tile, j * n_tile], acc.to::<T>());
     }
 }
+// ANCHOR_END: kernel
 
-/// Multiplies in bf16, with fewer programs than tiles.
-pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
-    let (m, n, k) = (384, 264, 160);
-    let wave = |len: usize, f: f32| -> Vec<bf16> { (0..len).map(|i| bf16::from_f32((i as f32 * f).sin())).collect() };
-    let (a, b) = (wave(m * k, 0.7), wave(n * k, 0.3));
-    let mut want = Vec::new();
-    for row in a.chunks(k) {
-        for column in b.chunks(k) {
-            want.push(row.iter().zip(column).map(|(x, y)| x.to_f64() * y.to_f64()).sum::<f64>());
-        }
-    }
-
-    let (a, b) = (Buffer::from_slice(device, &a)?, Buffer::from_slice(device, &b)?);
+fn case(device: &Device, [m, n, k]: [usize; 3], bench: bool) -> Outcome<Row> {
+    let (a, b): (Vec<bf16>, Vec<bf16>) = (to(&wave(m * k, 0.7), bf16::from_f32), to(&wave(n * k, 0.3), bf16::from_f32));
+    let (a_buffer, b_buffer) = (Buffer::from_slice(device, &a)?, Buffer::from_slice(device, &b)?);
     let mut c = Buffer::<bf16>::poisoned(device, m * n)?;
-    let (m_tile, n_tile, k_tile) = (64, 64, 32);
     let (rows, columns, depth) = (m as i32, n as i32, k as i32);
-    #[rustfmt::skip]
     let mut kernel = PersistentMatmul {
-        a: &a, b: &b, c: &mut c, m: rows, n: columns, k: depth, m_tile, n_tile, k_tile, group: 8,
+        a: &a_buffer,
+        b: &b_buffer,
+        c: &mut c,
+        m: rows,
+        n: columns,
+        k: depth,
+        m_tile: tuned(),
+        n_tile: tuned(),
+        k_tile: tuned(),
+        group: 8,
     };
-    let tiles = m.div_ceil(m_tile) * n.div_ceil(n_tile);
-    let config = LaunchConfig::new(tiles.min(device.info().compute_units as usize)).num_warps(4).num_stages(3);
-    kernel.launch_with(device, &config)?;
-    let time = do_bench(device, 10.0, 50.0, || kernel.launch_with(device, &config))?;
-
-    let error = check("c", &c.to_vec()?, &want)?;
-    let (shape, rate) = (format!("{m} × {n} × {k}, {tiles} tiles"), time.tflops((2 * m * n * k) as f64));
-    println!("persistent_matmul {shape:<28} error {error:<7.1e} {:9.3} ms {rate:8.3} TFLOP/s  {device}", time.median);
-    Ok(())
+    let programs = device.info().compute_units as usize;
+    let time = common::time(device, bench, || {
+        kernel.launch_tuned(device, |args| (m.div_ceil(args.m_tile) * n.div_ceil(args.n_tile)).min(programs))
+    })?;
+    let want = |at: usize| (0..k).map(|l| a[at / n * k + l].to_f64() * b[at % n * k + l].to_f64()).sum::<f64>();
+    let error = check("c", &c.to_vec()?, 4000, 1e-2, want)?;
+    let work = Work::Flop((2 * m * n * k) as f64);
+    Ok(Row { kernel: "persistent_matmul", case: format!("{m} × {n} × {k}"), work, error, time })
 }
 
-/// Fails unless all elements are correct to 1e-2, relative to values above 1; returns the largest error.
-fn check(what: &str, got: &[bf16], want: &[f64]) -> Result<f64, String> {
-    let mut worst = 0.0;
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let error = (got.to_f64() - want).abs() / want.abs().max(1.0);
-        // Also true for NaN.
-        if !(error <= 1e-2) {
-            return Err(format!("{what}[{i}] is {got}, expected {want}"));
-        }
-        worst = error.max(worst);
-    }
-    Ok(worst)
+/// Checks small shapes, or checks and times realistic ones.
+///
+/// # Errors
+/// A result that differs from its definition, and errors of launches.
+pub fn cases(device: &Device, bench: bool) -> Outcome<Vec<Row>> {
+    let shape = if bench { [4096, 4096, 4096] } else { [200, 136, 96] };
+    Ok(vec![case(device, shape, bench)?])
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    run(&Device::best()?)
+fn main() -> Outcome {
+    common::main(cases)
 }

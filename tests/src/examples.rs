@@ -65,7 +65,7 @@ pub const EXAMPLES: [(&str, Run); 21] = [
     ("06_flash_attention", flash_attention::run),
     ("07_math_functions", math_functions::run),
     ("08_grouped_gemm", grouped_gemm::run),
-    ("09_persistent_matmul", persistent_matmul::run),
+    ("09_persistent_matmul", |device| persistent_matmul::cases(device, false).map(drop)),
     ("10_argmax_topk", argmax_topk::run),
     ("11_histogram", histogram::run),
     ("12_attention_modifiers", attention_modifiers::run),
@@ -90,7 +90,8 @@ macro_rules! mains {
 }
 
 /// The examples that have the form `--bench`, by the name of their counterpart in `scripts/triton_examples`.
-pub const MAINS: [(&str, Main); 9] = mains!(
+pub const MAINS: [(&str, Main); 10] = mains!(
+    persistent_matmul,
     weight_only_matmul,
     paged_decoding,
     selective_scan,
@@ -143,7 +144,6 @@ pub fn variants() -> Vec<Variant> {
         variant(&flash_attention::ATTENTION_FWD, &[DType::F16], &[("d", 64), ("q_tile", 64), ("k_tile", 64)]),
         variant(&math_functions::MATH_FUNCTIONS, &[], &[("tile", 1024)]),
         variant(&grouped_gemm::GROUPED_GEMM, &[], &matmul_tiles),
-        variant(&persistent_matmul::PERSISTENT_MATMUL, &[DType::BF16], &matmul_tiles),
         variant(&argmax_topk::ARGMAX_ROWS, &[], &[("row_tile", 4), ("col_tile", 256)]),
         variant(&argmax_topk::TOP_K, &[], &[("tile", 1024)]),
         variant(&histogram::HISTOGRAM_DIRECT, &[], &[("tile", 1024)]),
@@ -166,9 +166,10 @@ pub fn variants() -> Vec<Variant> {
     all
 }
 
-/// The kernels of the examples from 13 on in every configuration, with constants of realistic sizes.
+/// The autotuned kernels of the examples that have a counterpart in Triton, and their other kernels, in every configuration, with constants of realistic sizes.
 pub fn configurations() -> Vec<Variant> {
     let mut all = Vec::new();
+    all.extend(tuned(&persistent_matmul::PERSISTENT_MATMUL_AUTOTUNE, &[DType::BF16], &[("group", 8)]));
     for bits in [8, 4] {
         let consts = [("bits", bits), ("group", 128)];
         all.extend(tuned(&weight_only_matmul::WEIGHT_ONLY_MATMUL_AUTOTUNE, &[DType::F16], &consts));
