@@ -1,10 +1,12 @@
 //! Forms of Triton's tests that no other test has, as native code and on a simulated GPU (`docs/triton.md`).
 
-use tilewright::codegen::lang::kernel::Specialization;
-use tilewright::codegen::target::GpuArch;
+use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
+use tilewright::codegen::pipeline::compile;
+use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
 use tilewright::kernels::Tensor;
 use tilewright::prelude::*;
 use tilewright_tests::numerics::Random;
+use tilewright_tests::{consts, ptxas};
 
 fn gpus() -> Vec<Device> {
     vec![Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
@@ -263,4 +265,197 @@ fn assembly_of_four_packed_bytes() {
     for (device, y) in found {
         assert_eq!(y, want, "{device}");
     }
+}
+
+#[kernel]
+fn cached(x: Tensor<f32, (n,)>, y: TensorMut<f32, (n,)>, #[constexpr] tile: usize) {
+    let i = arange(0, tile);
+    let mask = i < n;
+    let (px, py) = (x.ptr(), y.ptr());
+    store(py + i, load(px + i, mask = mask, cache_modifier = ca), mask = mask, cache_modifier = wb);
+    store(py + i, load(px + i, mask = mask, cache_modifier = cs), mask = mask, cache_modifier = cs);
+    store(py + i, load(px + i, mask = mask, cache_modifier = cv), mask = mask, cache_modifier = wt);
+    let block = load(x.block([0], [tile]), boundary_check = [0], padding = zero, cache_modifier = cg);
+    store(y.block([0], [tile]), block, boundary_check = [0], cache_modifier = cg);
+}
+
+#[test]
+fn cache_modifiers_are_in_the_instructions() {
+    let x = numbers(60, 9);
+    let found = outputs(devices(), 60, |device, y| {
+        let x = Buffer::from_slice(device, &x)?;
+        Cached { x: &x, y, tile: 64 }.launch(device, 1)
+    });
+    for (device, y) in found {
+        assert_eq!(y, x, "{device}");
+    }
+    let func = CACHED.record(&[], &consts! { tile = 64 }, &Specialization::default()).unwrap();
+    let target = Target::Nvptx(GpuArch::Sm80);
+    let artifact = compile(&func, &target, &CompileOptions::default(), &mut ()).unwrap();
+    let Code::Ptx(ptx) = &artifact.code else { panic!("no PTX") };
+    for (access, modifiers) in [("ld", ["ca", "cs", "cv", "cg"]), ("st", ["wb", "cs", "wt", "cg"])] {
+        for modifier in modifiers {
+            assert!(ptx.contains(&format!("{access}.global.{modifier}.")), "{access} {modifier}: {ptx}");
+        }
+    }
+    if let Some(ptxas) = ptxas::find() {
+        ptxas::assemble(&ptxas, ptx, "sm_80").unwrap();
+    }
+}
+
+#[kernel]
+fn stores_with_an_operator_of_loads(y: Out<f32>) {
+    store(y, 1.0, cache_modifier = cv);
+}
+
+#[kernel]
+fn loads_with_both(x: In<f32>, y: Out<f32>) {
+    store(y, load(x, eviction = evict_first, cache_modifier = cg));
+}
+
+#[test]
+fn an_access_has_one_cache_operator_of_its_own() {
+    let message = |def: &KernelDef| def.record(&[], &[], &Specialization::default()).unwrap_err().to_string();
+    let (store, both) = (message(&STORES_WITH_AN_OPERATOR_OF_LOADS), message(&LOADS_WITH_BOTH));
+    assert!(store.contains("`cache_modifier = cv` of a store"), "{store}");
+    assert!(store.contains("a store has one of wb, cg, cs, wt"), "{store}");
+    assert!(both.contains("a load with a cache modifier and an eviction policy"), "{both}");
+}
+
+/// -1, 0 or 1; where the numbers are far apart, their distance. Second, the larger one.
+#[device_fn]
+fn compared(x: Scalar<f32>, y: Scalar<f32>, limit: Scalar<f32>) -> (Scalar<i32>, Scalar<f32>) {
+    let mut order = scalar::<i32>(0);
+    if x < y {
+        order = scalar::<i32>(-1);
+        if y - x > limit {
+            order = (x - y).to::<i32>();
+        }
+    } else if x > y {
+        order = 1;
+    }
+    (order, if x > y { x } else { y })
+}
+
+#[kernel]
+fn mapped(x: In<f32>, y: In<f32>, order: Out<i32>, larger: Out<f32>, limit: f32) {
+    let i = arange(0, 32).expand_dims(1) * 4 + arange(0, 4).expand_dims(0);
+    let (a, b) = map_elementwise((load(x + i), load(y + i)), |(x, y)| compared(x, y, limit));
+    store(order + i, a);
+    store(larger + i, map_elementwise(b, |x| if x > 0.0 { x } else { scalar::<f32>(0.0) }));
+}
+
+#[test]
+fn functions_of_scalars_are_mapped() {
+    let (x, mut y) = (numbers(128, 10), numbers(128, 11));
+    y[5] = x[5];
+    let (x, y): (Vec<f32>, Vec<f32>) = (x.iter().map(|x| x * 8.0).collect(), y.iter().map(|y| y * 8.0).collect());
+    let order = |(x, y): (&f32, &f32)| match x.partial_cmp(y) {
+        Some(std::cmp::Ordering::Less) if y - x > 2.0 => (x - y) as i32,
+        other => other.unwrap() as i32,
+    };
+    let want: Vec<i32> = x.iter().zip(&y).map(order).collect();
+    let want_larger: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x.max(*y).max(0.0)).collect();
+    for device in devices() {
+        let mut a = Buffer::<i32>::poisoned(&device, 128).unwrap();
+        let mut b = Buffer::<f32>::poisoned(&device, 128).unwrap();
+        let (x, y) = (Buffer::from_slice(&device, &x).unwrap(), Buffer::from_slice(&device, &y).unwrap());
+        Mapped { x: &x, y: &y, order: &mut a, larger: &mut b, limit: 2.0 }.launch(&device, 1).unwrap();
+        assert_eq!(a.to_vec().unwrap(), want, "{device}");
+        assert_eq!(b.to_vec().unwrap(), want_larger, "{device}");
+    }
+}
+
+#[kernel]
+fn maps_a_load(x: In<f32>, y: Out<f32>) {
+    store(y + arange(0, 8), map_elementwise(arange(0, 8), |i| load(x + i)));
+}
+
+#[kernel]
+fn maps_a_loop(x: In<f32>, y: Out<f32>) {
+    let halved = map_elementwise(load(x + arange(0, 8)), |x| {
+        let mut x = x;
+        while x > 1.0 {
+            x = x * 0.5;
+        }
+        x
+    });
+    store(y + arange(0, 8), halved);
+}
+
+#[test]
+fn a_mapped_function_computes_with_scalars() {
+    let message = |def: &KernelDef| def.record(&[], &[], &Specialization::default()).unwrap_err().to_string();
+    let (load, branch) = (message(&MAPS_A_LOAD), message(&MAPS_A_LOOP));
+    assert!(load.contains("the function of `map_elementwise` cannot contain `load`"), "{load}");
+    assert!(branch.contains("a condition must be a scalar bool"), "{branch}");
+}
+
+#[kernel]
+fn sums_and_differences(x: In<f32>, y: Out<f32>) {
+    let i = arange(0, 256);
+    let (a, b) = (load(x + i), load(x + 256 + i));
+    let (sum, difference) = inline_asm_elementwise::<(f32, f32)>(
+        asm = "add.f32 $0, $2, $3; sub.f32 $1, $2, $3;",
+        constraints = "=&f,=&f,f,f",
+        args = (a, b),
+    );
+    store(y + i, sum);
+    store(y + 256 + i, difference);
+    // Four bytes in each register: their complements, and their low halves.
+    let i = arange(0, 1024);
+    let bytes = (i * 37).to::<u8>();
+    let (complements, halves) = inline_asm_elementwise::<(u8, u8)>(
+        asm = "not.b32 $0, $2; and.b32 $1, $2, 0x0F0F0F0F;",
+        constraints = "=&r,=&r,r",
+        args = (bytes,),
+        pack = 4,
+    );
+    store(y + 512 + i, complements.to::<f32>());
+    store(y + 1536 + i, halves.to::<f32>());
+}
+
+#[test]
+fn assembly_of_several_results() {
+    let x = numbers(512, 12);
+    let bytes = || (0..1024).map(|i| (i * 37 % 256) as u8);
+    let pairs = || x[..256].iter().zip(&x[256..]);
+    let results: Vec<f32> = pairs().map(|(a, b)| a + b).chain(pairs().map(|(a, b)| a - b)).collect();
+    let of_bytes = bytes().map(|byte| f32::from(!byte)).chain(bytes().map(|byte| f32::from(byte & 15)));
+    let want: Vec<f32> = results.into_iter().chain(of_bytes).collect();
+    let found = outputs(gpus(), 2560, |device, y| {
+        SumsAndDifferences { x: &Buffer::from_slice(device, &x)?, y }.launch(device, 1)
+    });
+    for (device, y) in found {
+        assert_eq!(y, want, "{device}");
+    }
+}
+
+#[kernel]
+fn loads_by_assembly(x: In<f32>, y: Out<f32>) {
+    let i = arange(0, 128);
+    let loaded = inline_asm_elementwise::<f32>(
+        asm = "ld.global.f32 $0, [$1];",
+        constraints = "=f,l",
+        args = (x + i,),
+        is_pure = false,
+    );
+    store(y + i, loaded);
+}
+
+/// No checked launch has accesses by assembly; the code is what `ptxas` takes.
+#[test]
+fn assembly_with_pointers_compiles() {
+    let func = LOADS_BY_ASSEMBLY.record(&[], &[], &Specialization::default()).unwrap();
+    let target = Target::Nvptx(GpuArch::Sm80);
+    let artifact = compile(&func, &target, &CompileOptions::default(), &mut ()).unwrap();
+    let Code::Ptx(ptx) = &artifact.code else { panic!("no PTX") };
+    assert!(ptx.contains("ld.global.f32 %"), "{ptx}");
+    if let Some(ptxas) = ptxas::find() {
+        ptxas::assemble(&ptxas, ptx, "sm_80").unwrap();
+    }
+    let device = Device::simulated(GpuArch::Sm80);
+    let (x, mut y) = (Buffer::from_slice(&device, &[0.0f32; 128]).unwrap(), Buffer::poisoned(&device, 128).unwrap());
+    let error = LoadsByAssembly { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
+    assert!(error.contains("cannot prove before the launch that the access"), "{error}");
 }

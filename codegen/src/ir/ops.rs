@@ -119,11 +119,24 @@ attr_enum! {
 }
 
 attr_enum! {
-    /// L2 eviction priority of an access.
+    /// How an access uses the caches: an eviction priority in L1 and L2, or a cache operator of PTX's `ld` and `st`, of
+    /// which an access has one at most.
     Eviction {
         Normal = "normal",
         First = "evict_first",
         Last = "evict_last",
+        /// Loads: in all levels.
+        Ca = "ca",
+        /// In L2 only.
+        Cg = "cg",
+        /// Streaming: probably accessed once.
+        Cs = "cs",
+        /// Loads: again from memory.
+        Cv = "cv",
+        /// Stores: write-back in all levels.
+        Wb = "wb",
+        /// Stores: write-through.
+        Wt = "wt",
     }
 }
 

@@ -8,7 +8,7 @@ pub use crate::ir::Value;
 /// A value that a loop or a branch can carry. Rust numbers are converted to run-time scalars.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be carried through a loop or a run-time branch",
-    label = "not a tile, scalar, pointer, number, or a tuple or array of these",
+    label = "not a tile, scalar, pointer, number, or a tuple, array or `#[aggregate]` struct of these",
     note = "values that change inside `for`, `while` and run-time `if` become run-time values"
 )]
 pub trait Carried: Copy {

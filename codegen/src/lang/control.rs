@@ -6,12 +6,13 @@ use super::diag_text;
 use super::dtype::Int;
 use super::handle::{Data, Scalar, Tile, describe};
 use super::index::Extent;
-use super::operand::{ArmLiteral, IntLit, Operand, expect_scalar, materialize};
-use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, ty, yield_in};
+use super::operand::{ArmLiteral, IntLit, Operand, broadcast, common_shape, expect_scalar, materialize};
+use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, shape, ty, yield_in};
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, BlockId, Def, Func, Loc, Op, Type, Value};
 use crate::num::int_range;
 use std::collections::HashSet;
+use std::iter::zip;
 
 /// A counted loop's bounds and hints: the result of [`range`].
 #[derive(Clone, Copy, Debug)]
@@ -318,8 +319,9 @@ pub trait LoopCondition {
 }
 
 impl LoopCondition for Scalar<bool> {
+    #[track_caller]
     fn condition(self) -> Value {
-        self.value()
+        check_condition(self.value())
     }
 }
 
@@ -446,10 +448,19 @@ fn select_both<A: Carried, B: Carried<Handle = A::Handle>>(
     A::values(&a, &mut va);
     A::values(&b, &mut vb);
     A::member_names(&a, names, &mut leaves);
+    // In the function of a `map_elementwise`, the scalars of a branch are tiles, or scalars from outside.
+    let mut conditions = Vec::new();
+    for (a, b) in va.iter_mut().zip(&mut vb) {
+        let values = [condition.value(), *a, *b];
+        let common = common_shape(&values.map(shape), "this `if`");
+        let [condition, first, second] = values.map(|v| if shape(v) == common { v } else { broadcast(v, &common) });
+        conditions.push(condition);
+        (*a, *b) = (first, second);
+    }
     check_same(loc, &leaves, &types_of(&va), &vb, "in one branch", "in the other");
     check_constants::<A>(loc, &a, &b, "in one branch", "in the other");
     let chosen: Vec<Value> =
-        va.iter().zip(&vb).map(|(&a, &b)| emit(|builder| builder.select(condition.value(), a, b))).collect();
+        zip(conditions, va.iter().zip(&vb)).map(|(c, (&a, &b))| emit(|builder| builder.select(c, a, b))).collect();
     A::rebuild(&a, &mut chosen.into_iter())
 }
 

@@ -184,17 +184,104 @@ static_args!(A 0, B 1, C 2, D 3);
 static_args!(A 0, B 1, C 2, D 3, E 4);
 static_args!(A 0, B 1, C 2, D 3, E 4, F 5);
 
+/// An operand of inline assembly: a tile, a scalar, or pointers.
+#[diagnostic::on_unimplemented(message = "`{Self}` cannot be an operand of inline assembly")]
+pub trait AsmOperand: Copy {
+    #[doc(hidden)]
+    fn asm_value(self) -> Value;
+}
+
+impl<X: Data> AsmOperand for X {
+    fn asm_value(self) -> Value {
+        self.value()
+    }
+}
+
+impl<T: Dtype> AsmOperand for Ptr<T> {
+    fn asm_value(self) -> Value {
+        self.v
+    }
+}
+
+impl<T: Dtype> AsmOperand for PtrTile<T> {
+    fn asm_value(self) -> Value {
+        self.v
+    }
+}
+
+/// The operands of inline assembly: a tuple.
+pub trait AsmArgs {
+    #[doc(hidden)]
+    fn asm_values(self) -> Vec<Value>;
+}
+
+macro_rules! asm_args {
+    ($($X:ident $i:tt),*) => {
+        impl<$($X: AsmOperand),*> AsmArgs for ($($X,)*) {
+            fn asm_values(self) -> Vec<Value> {
+                vec![$(self.$i.asm_value()),*]
+            }
+        }
+    };
+}
+asm_args!();
+asm_args!(A 0);
+asm_args!(A 0, B 1);
+asm_args!(A 0, B 1, C 2);
+asm_args!(A 0, B 1, C 2, D 3);
+asm_args!(A 0, B 1, C 2, D 3, E 4);
+asm_args!(A 0, B 1, C 2, D 3, E 4, F 5);
+asm_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+asm_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+
+/// The element types of the results of inline assembly: one type, or a tuple of types.
+pub trait AsmResults {
+    type Tiles;
+    #[doc(hidden)]
+    fn dtypes() -> Vec<DType>;
+    #[doc(hidden)]
+    fn tiles(values: &[Value]) -> Self::Tiles;
+}
+
+impl<T: Dtype> AsmResults for T {
+    type Tiles = Tile<T>;
+    fn dtypes() -> Vec<DType> {
+        vec![T::dtype()]
+    }
+    fn tiles(values: &[Value]) -> Tile<T> {
+        Tile::from_value(values[0])
+    }
+}
+
+macro_rules! asm_results {
+    ($($T:ident $i:tt),*) => {
+        impl<$($T: Dtype),*> AsmResults for ($($T,)*) {
+            type Tiles = ($(Tile<$T>,)*);
+            fn dtypes() -> Vec<DType> {
+                vec![$($T::dtype()),*]
+            }
+            fn tiles(values: &[Value]) -> Self::Tiles {
+                ($(Tile::<$T>::from_value(values[$i]),)*)
+            }
+        }
+    };
+}
+asm_results!(A 0, B 1);
+asm_results!(A 0, B 1, C 2);
+asm_results!(A 0, B 1, C 2, D 3);
+
 /// One inline PTX sequence per `pack` elements of the operands, in LLVM's syntax: `$0` is the result, `$1` … are the
-/// operands. GPU only.
+/// operands; of several results, as in `inline_asm_elementwise::<(f32, i32)>(…)`, `$0` and `$1` are the results, and so
+/// on. GPU only. No launch can check accesses through pointers that are operands: it has to be unchecked.
 #[track_caller]
-pub fn inline_asm_elementwise<T: Dtype>(
+pub fn inline_asm_elementwise<R: AsmResults>(
     asm: impl AsRef<str>,
     constraints: impl AsRef<str>,
-    args: impl PrintArgs,
+    args: impl AsmArgs,
     is_pure: bool,
     pack: impl Extent,
-) -> Tile<T> {
-    let args = args.print_values();
+) -> R::Tiles {
+    let args = args.asm_values();
     let pack = pack.extent();
     if args.is_empty() {
         fail(
@@ -214,9 +301,9 @@ pub fn inline_asm_elementwise<T: Dtype>(
         pack,
         pure: is_pure,
     };
-    let result = Type::tensor(&common, T::dtype());
-    Tile::from_value(emit(|b| {
-        let id = b.op(op, &args, &[result]);
-        b.func.result(id)
+    let results: Vec<Type> = R::dtypes().into_iter().map(|dtype| Type::tensor(&common, dtype)).collect();
+    R::tiles(&emit(|b| {
+        let id = b.op(op, &args, &results);
+        b.func.op(id).results.clone()
     }))
 }

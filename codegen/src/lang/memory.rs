@@ -96,7 +96,7 @@ impl<T: Dtype> BlockPtr<T> {
     pub fn load(self, offsets: impl IndexList) -> Tile<T> {
         let at = advance(self, offsets);
         let all: Vec<usize> = (0..shape(at.v).len()).collect();
-        load(at, Unset, Unset, &all, Padding::Zero, Eviction::Normal)
+        load(at, Unset, Unset, &all, Padding::Zero, Eviction::Normal, Eviction::Normal)
     }
 
     /// For tensor descriptors: stores the block at `offsets`. Elements out of bounds are not written.
@@ -104,7 +104,7 @@ impl<T: Dtype> BlockPtr<T> {
     pub fn store(self, offsets: impl IndexList, value: impl Operand<T>) {
         let at = advance(self, offsets);
         let all: Vec<usize> = (0..shape(at.v).len()).collect();
-        store(at, value, Unset, &all, Eviction::Normal);
+        store(at, value, Unset, &all, Eviction::Normal, Eviction::Normal);
     }
 
     /// For tensor descriptors: adds atomically to the block at `offsets`. Elements out of bounds are not written.
@@ -295,7 +295,32 @@ fn broadcast_to_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str)
     broadcast(v, pointers)
 }
 
+/// The eviction priority or the cache operator of an access, which has one of them at most.
+#[track_caller]
+fn caching(eviction: Eviction, cache_modifier: Eviction, access: &str, legal: [Eviction; 4]) -> Eviction {
+    if cache_modifier == Eviction::Normal {
+        return eviction;
+    }
+    if !legal.contains(&cache_modifier) {
+        let names = legal.map(|modifier| modifier.name()).join(", ");
+        fail(
+            error_here(format!("`cache_modifier = {}` of a {access}", cache_modifier.name()))
+                .label(format!("a {access} has one of {names}")),
+        );
+    }
+    if eviction != Eviction::Normal {
+        fail(
+            error_here(format!("a {access} with a cache modifier and an eviction policy"))
+                .label("the instruction has one of them")
+                .help("leave one out"),
+        );
+    }
+    cache_modifier
+}
+
 /// Loads from a pointer, a tile of pointers or a block pointer.
+///
+/// `cache_modifier` is the cache operator of the load on GPUs: `ca`, `cg`, `cs` or `cv`.
 ///
 /// Plain pointers: where `mask` is false, the result is `other` (by default zero). Block pointers: elements out of
 /// bounds in a dimension of `boundary_check` read as `padding`.
@@ -307,7 +332,9 @@ pub fn load<P: Pointer>(
     boundary_check: &[usize],
     padding: Padding,
     eviction: Eviction,
+    cache_modifier: Eviction,
 ) -> P::Pointee {
+    let eviction = caching(eviction, cache_modifier, "load", [Eviction::Ca, Eviction::Cg, Eviction::Cs, Eviction::Cv]);
     let (v, _) = pointer.address();
     let dtype = P::Elem::dtype();
     let (mask, other) = (mask.mask(), other.other());
@@ -328,7 +355,7 @@ pub fn load<P: Pointer>(
 }
 
 #[track_caller]
-fn check_writable(writable: bool, what: &str) {
+pub(super) fn check_writable(writable: bool, what: &str) {
     if !writable {
         fail(
             error_here(format!("`{what}` to memory declared as `In<…>`"))
@@ -340,6 +367,8 @@ fn check_writable(writable: bool, what: &str) {
 
 /// Stores to a pointer, a tile of pointers or a block pointer.
 ///
+/// `cache_modifier` is the cache operator of the store on GPUs: `wb`, `cg`, `cs` or `wt`.
+///
 /// Plain pointers: only where `mask` is true. Block pointers: elements out of bounds in a dimension of `boundary_check`
 /// are not written.
 #[track_caller]
@@ -349,7 +378,9 @@ pub fn store<P: Pointer>(
     mask: impl Mask,
     boundary_check: &[usize],
     eviction: Eviction,
+    cache_modifier: Eviction,
 ) {
+    let eviction = caching(eviction, cache_modifier, "store", [Eviction::Wb, Eviction::Cg, Eviction::Cs, Eviction::Wt]);
     let (v, writable) = pointer.address();
     check_writable(writable, "store");
     let dtype = P::Elem::dtype();

@@ -25,12 +25,14 @@ pub mod handle;
 pub mod index;
 pub mod kernel;
 pub mod libdevice;
+pub mod map;
 pub mod math;
 pub mod memory;
 pub mod operand;
 pub mod random;
 pub mod record;
 pub mod reduce;
+pub mod rows;
 pub mod shape;
 pub mod sort;
 pub mod tensor;
@@ -51,6 +53,7 @@ pub use libdevice::{
     acos, acosh, asin, asinh, atan, atan2, atanh, cbrt, copysign, cosh, div_rn, exp10, expm1, fmod, hypot, isfinite,
     isinf, isnan, ldexp, log1p, log10, pow, rint, round, signbit, sinh, tan, trunc,
 };
+pub use map::{Mapped, map_elementwise};
 pub use math::{
     MathMethods, abs, cast, ceil, clamp, cos, erf, exp, exp2, floor, fma, log, log2, rsqrt, sigmoid, sin, softmax,
     sqrt, sqrt_rn, swizzle2d, tanh, where_,

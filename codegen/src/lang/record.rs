@@ -163,6 +163,21 @@ pub(crate) fn combining<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) ->
     result
 }
 
+/// Records ops into the current region, as those of a combining function. Also returns these ops.
+pub(crate) fn combining_here<R>(body: impl FnOnce() -> R) -> (R, Vec<(Op, Loc)>) {
+    let current = || {
+        with(|r| match r.blocks.last() {
+            Some(&block) => block,
+            None => panic!("internal compiler error: no open region; please report this"),
+        })
+    };
+    let before = ops_of(current()).len();
+    let outer = with(|r| std::mem::replace(&mut r.combining, true));
+    let result = body();
+    with(|r| r.combining = outer);
+    (result, ops_of(current()).split_off(before))
+}
+
 /// Whether a combining function is being recorded.
 pub(crate) fn in_combine() -> bool {
     with(|r| r.combining)

@@ -8,7 +8,7 @@ use super::index::{AxisArg, AxisIndex, check_axis};
 use super::operand::Raw;
 use super::record::{combining, emit, error_here, fail, ops_of, region, shape, ty, yield_in};
 use crate::diag::Diagnostic;
-use crate::ir::{BinaryOp, CmpOp, DType, Effects, Op, Stage, Type, Value};
+use crate::ir::{BinaryOp, CmpOp, DType, Effects, Loc, Op, Stage, Type, Value};
 
 /// One tile, or several of the same shape that are reduced or scanned together.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be reduced", label = "expected a tile or a tuple of tiles")]
@@ -73,7 +73,7 @@ tuple_reducible!(T 0, U 1, V 2, W 3, X 4, Y 5);
 
 /// Checks that all operands have the same shape, and returns it.
 #[track_caller]
-fn require_same_shape(tiles: &[Value], what: &str) -> Vec<usize> {
+pub(super) fn require_same_shape(tiles: &[Value], what: &str) -> Vec<usize> {
     let first = shape(tiles[0]);
     for &other in &tiles[1..] {
         let found = shape(other);
@@ -86,6 +86,19 @@ fn require_same_shape(tiles: &[Value], what: &str) -> Vec<usize> {
         }
     }
     first
+}
+
+/// Fails with a message if a function of scalars does more than compute with them.
+pub(super) fn check_pure(ops: &[(Op, Loc)], what: &str) {
+    for (op, loc) in ops {
+        if op.effects() != Effects::Pure || op.stage() != Stage::Tile {
+            fail(
+                Diagnostic::new(format!("{what} cannot contain `{}`", op.mnemonic()), loc.clone())
+                    .label("not an elementwise computation")
+                    .note("it may compute with its operands, and with scalars from outside"),
+            );
+        }
+    }
 }
 
 /// Records the region that combines two elements.
@@ -106,15 +119,7 @@ fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
         let (left, right) = values.split_at(tiles.len());
         combine(R::element(left), R::element(right)).into_handle()
     });
-    for (op, loc) in ops_of(block) {
-        if op.effects() != Effects::Pure || op.stage() != Stage::Tile {
-            fail(
-                Diagnostic::new(format!("a combining function cannot contain `{}`", op.mnemonic()), loc)
-                    .label("not an elementwise computation")
-                    .note("it may compute with its operands, and with scalars from outside"),
-            );
-        }
-    }
+    check_pure(&ops_of(block), "a combining function");
     let mut results = Vec::new();
     <R::Element as Carried>::values(&result, &mut results);
     if results.iter().map(|&v| ty(v)).ne(elements.iter().cloned()) {

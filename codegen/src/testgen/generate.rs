@@ -323,7 +323,7 @@ impl Gen<'_> {
     }
 
     pub fn eviction(&mut self) -> Eviction {
-        self.rng.pick(&[Eviction::Normal, Eviction::Normal, Eviction::First, Eviction::Last])
+        self.rng.pick(&[Eviction::Normal, Eviction::Cg, Eviction::First, Eviction::Last])
     }
 
     /// A view of an input as a matrix of `rows` by `cols`, with a block of this shape at random offsets that may exceed

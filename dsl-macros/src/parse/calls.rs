@@ -36,6 +36,10 @@ static EVICTION: EnumWords = EnumWords {
     enum_name: "Eviction",
     words: &[("normal", "Normal"), ("evict_normal", "Normal"), ("evict_first", "First"), ("evict_last", "Last")],
 };
+static CACHE: EnumWords = EnumWords {
+    enum_name: "Eviction",
+    words: &[("normal", "Normal"), ("ca", "Ca"), ("cg", "Cg"), ("cs", "Cs"), ("cv", "Cv"), ("wb", "Wb"), ("wt", "Wt")],
+};
 static SEM: EnumWords = EnumWords {
     enum_name: "MemSem",
     words: &[("relaxed", "Relaxed"), ("acquire", "Acquire"), ("release", "Release"), ("acq_rel", "AcqRel")],
@@ -114,9 +118,10 @@ functions! {
     store_tensor_descriptor(descriptor: Plain, offsets: Indices, value: Operand);
     advance(base: Plain, offsets: Indices);
     load(pointer: Plain, mask: Plain = Unset, other: Operand = Unset, boundary_check: Dims = NoDims,
-        padding: Word(&PADDING) = Word(&PADDING), eviction: Word(&EVICTION) = Word(&EVICTION));
+        padding: Word(&PADDING) = Word(&PADDING), eviction: Word(&EVICTION) = Word(&EVICTION),
+        cache_modifier: Word(&CACHE) = Word(&CACHE));
     store(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
-        eviction: Word(&EVICTION) = Word(&EVICTION));
+        eviction: Word(&EVICTION) = Word(&EVICTION), cache_modifier: Word(&CACHE) = Word(&CACHE));
     atomic_add(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
         sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
     atomic_max(pointer: Plain, value: Operand, mask: Plain = Unset, boundary_check: Dims = NoDims,
@@ -196,6 +201,7 @@ functions! {
     max_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
     min_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
     reduce(x: Plain, axis: Axis = Unset, combine: Plain, keep_dims: Plain = False);
+    map_elementwise(x: Plain, function: Plain);
     cumsum(x: Plain, axis: Axis = Zero, reverse: Plain = False);
     cumprod(x: Plain, axis: Axis = Zero, reverse: Plain = False);
     associative_scan(x: Plain, axis: Axis, combine: Plain, reverse: Plain = False);

@@ -311,7 +311,13 @@ impl<'f> Lowering<'f> {
     /// leaves space for written data, which the next kernel reads. LLVM merges equal policies.
     fn cache_policy(&mut self, eviction: Eviction) -> Option<Val> {
         let priority = match eviction {
-            Eviction::Normal => return None,
+            Eviction::Normal
+            | Eviction::Ca
+            | Eviction::Cg
+            | Eviction::Cs
+            | Eviction::Cv
+            | Eviction::Wb
+            | Eviction::Wt => return None,
             Eviction::First => "evict_first",
             Eviction::Last => "evict_last",
         };
@@ -488,7 +494,7 @@ fn signed_literal(bits: u64, bytes: usize) -> Val {
     }
 }
 
-/// The parts of an asm statement that an eviction hint adds; all empty for the normal one.
+/// The parts of an asm statement that an eviction priority or a cache operator adds; all empty for the normal one.
 struct PolicyText {
     /// Suffix of `ld.global` and `st.global`.
     suffix: &'static str,
@@ -501,8 +507,15 @@ struct PolicyText {
 impl PolicyText {
     /// `index` is the operand number of the cache policy.
     fn new(eviction: Eviction, index: usize) -> PolicyText {
+        let operator = |suffix| PolicyText { suffix, operand: String::new(), constraint: "" };
         let suffix = match eviction {
-            Eviction::Normal => return PolicyText { suffix: "", operand: String::new(), constraint: "" },
+            Eviction::Normal => return operator(""),
+            Eviction::Ca => return operator(".ca"),
+            Eviction::Cg => return operator(".cg"),
+            Eviction::Cs => return operator(".cs"),
+            Eviction::Cv => return operator(".cv"),
+            Eviction::Wb => return operator(".wb"),
+            Eviction::Wt => return operator(".wt"),
             Eviction::First => ".L1::evict_first.L2::cache_hint",
             Eviction::Last => ".L1::evict_last.L2::cache_hint",
         };
