@@ -25,12 +25,9 @@ use tilewright::prelude::*;
 /// The grid may have any number of programs.
 #[kernel]
 pub fn persistent_matmul<T: Float>(
-    a: In<T>,
-    b: In<T>,
-    c: Out<T>,
-    m: i32,
-    n: i32,
-    k: i32,
+    a: Tensor<T, (m, k)>,
+    b: Tensor<T, (n, k)>,
+    c: TensorMut<T, (m, n)>,
     #[constexpr] m_tile: usize,
     #[constexpr] n_tile: usize,
     #[constexpr] k_tile: usize,
@@ -38,9 +35,8 @@ pub fn persistent_matmul<T: Float>(
 ) {
     // A tensor descriptor describes a whole tensor, from which blocks are loaded at any offset. Out-of-bounds elements
     // load as 0, and are not stored.
-    let a_tensor = make_tensor_descriptor(a, shape = [m, k], strides = [k, 1], block_shape = [m_tile, k_tile]);
-    let b_tensor = make_tensor_descriptor(b, shape = [n, k], strides = [k, 1], block_shape = [n_tile, k_tile]);
-    let c_tensor = make_tensor_descriptor(c, shape = [m, n], strides = [n, 1], block_shape = [m_tile, n_tile]);
+    let (a_tensor, b_tensor) = (a.descriptor([m_tile, k_tile]), b.descriptor([n_tile, k_tile]));
+    let c_tensor = c.descriptor([m_tile, n_tile]);
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
     for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0)) {
         // The program order of the matmul example: adjacent programs share rows and columns in the L2 cache.
@@ -59,22 +55,18 @@ fn case(device: &Device, [m, n, k]: [usize; 3], bench: bool) -> Outcome<Row> {
     let (a, b): (Vec<bf16>, Vec<bf16>) = (to(&wave(m * k, 0.7), bf16::from_f32), to(&wave(n * k, 0.3), bf16::from_f32));
     let (a_buffer, b_buffer) = (Buffer::from_slice(device, &a)?, Buffer::from_slice(device, &b)?);
     let mut c = Buffer::<bf16>::poisoned(device, m * n)?;
-    let (rows, columns, depth) = (m as i32, n as i32, k as i32);
-    let mut kernel = PersistentMatmul {
-        a: &a_buffer,
-        b: &b_buffer,
-        c: &mut c,
-        m: rows,
-        n: columns,
-        k: depth,
-        m_tile: tuned(),
-        n_tile: tuned(),
-        k_tile: tuned(),
-        group: 8,
-    };
     let programs = device.info().compute_units as usize;
     let time = common::time(device, bench, || {
-        kernel.launch_tuned(device, |args| (m.div_ceil(args.m_tile) * n.div_ceil(args.n_tile)).min(programs))
+        PersistentMatmul {
+            a: &a_buffer.tensor([m, k])?,
+            b: &b_buffer.tensor([n, k])?,
+            c: &mut c.tensor_mut([m, n])?,
+            m_tile: tuned(),
+            n_tile: tuned(),
+            k_tile: tuned(),
+            group: 8,
+        }
+        .launch_tuned(device, |args| (m.div_ceil(args.m_tile) * n.div_ceil(args.n_tile)).min(programs))
     })?;
     let want = |at: usize| (0..k).map(|l| a[at / n * k + l].to_f64() * b[at % n * k + l].to_f64()).sum::<f64>();
     let error = check("c", &c.to_vec()?, 4000, 1e-2, want)?;
