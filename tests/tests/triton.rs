@@ -459,3 +459,38 @@ fn assembly_with_pointers_compiles() {
     let error = LoadsByAssembly { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
     assert!(error.contains("cannot prove before the launch that the access"), "{error}");
 }
+
+/// The last element of x and its first one above a half; of no elements, none is loaded.
+#[kernel]
+fn guarded(x: In<f32>, y: Out<i32>, #[no_specialize] n: i32) {
+    store(y, (n > 0 && load(x + (n - 1)) > 0.5).to::<i32>());
+    store(y + 1, (n <= 0 || load(x + (n - 1)) > 0.5).to::<i32>());
+    let mut i = 0;
+    while i >= 0 && i < n && load(x + i) <= 0.5 {
+        i += 1;
+    }
+    store(y + 2, i);
+    if (n > 1 && n < 100) && load(x + 1) > 0.5 {
+        store(y + 3, 1);
+    } else {
+        store(y + 3, 0);
+    }
+}
+
+#[test]
+fn the_right_side_is_loaded_only_if_it_decides() {
+    let x = [0.0f32, 1.0, 0.25, 0.75, 0.5];
+    for n in 0..=x.len() {
+        let last = x[..n].last().map(|last| *last > 0.5);
+        let first = x[..n].iter().position(|x| *x > 0.5).unwrap_or(n);
+        let want = [i32::from(last.unwrap_or(false)), i32::from(last.unwrap_or(true)), first as i32, i32::from(n > 1)];
+        let found = outputs(devices(), 4, |device, y| {
+            // At least one element: a device has no empty buffers.
+            let x = Buffer::from_slice(device, &x[..n.max(1)])?;
+            Guarded { x: &x, y, n: n as i32 }.launch(device, 1)
+        });
+        for (device, y) in found {
+            assert_eq!(y, want, "{device}: {n}");
+        }
+    }
+}

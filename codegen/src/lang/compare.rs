@@ -3,9 +3,9 @@
 use super::arith::binary;
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Scalar, Tile};
-use super::operand::{FloatLit, HostNum, IntLit, Operand, Raw, broadcast_operands};
-use super::record::emit;
-use crate::ir::{BinaryOp, CmpOp, DType, Value};
+use super::operand::{FloatLit, HostNum, IntLit, Number, Operand, Raw, broadcast_operands, constant};
+use super::record::{emit, in_combine, inline, ops_of, region, yield_in};
+use crate::ir::{BinaryOp, CmpOp, DType, Effects, Op, Type, Value};
 
 #[track_caller]
 pub(crate) fn comparison(op: CmpOp, a: Raw, b: Raw, dtype: DType) -> Value {
@@ -235,8 +235,8 @@ comparisons! {
     ge, CompareOrd, compare_ord, Ge;
 }
 
-/// Conditions that `&&` and `||` accept. If either side is a run-time value, both sides are evaluated: they have no
-/// side effects.
+/// Conditions that `&&` and `||` accept. Both sides are evaluated if either is a run-time value, unless both are scalars
+/// and the right side accesses memory: then it is evaluated only where it decides the result.
 #[diagnostic::on_unimplemented(message = "`&&` and `||` need conditions, found `{Self}` and `{R}`")]
 pub trait Logic<R> {
     type Output;
@@ -267,11 +267,35 @@ logic! {
     bool, Scalar<bool> => Scalar<bool>;
     bool, Tile<bool> => Tile<bool>;
     Scalar<bool>, bool => Scalar<bool>;
-    Scalar<bool>, Scalar<bool> => Scalar<bool>;
     Scalar<bool>, Tile<bool> => Tile<bool>;
     Tile<bool>, bool => Tile<bool>;
     Tile<bool>, Scalar<bool> => Tile<bool>;
     Tile<bool>, Tile<bool> => Tile<bool>;
+}
+
+impl Logic<Scalar<bool>> for Scalar<bool> {
+    type Output = Scalar<bool>;
+    #[track_caller]
+    fn logic(self, rhs: impl FnOnce() -> Scalar<bool>, op: BinaryOp) -> Scalar<bool> {
+        let both = |right: Scalar<bool>| Scalar::from_value(binary(op, self.raw(), right.raw(), DType::Bool));
+        if in_combine() {
+            return both(rhs());
+        }
+        let (block, right) = region(&[], |_| rhs());
+        if ops_of(block).iter().all(|(op, _)| op.effects() == Effects::Pure) {
+            inline(block);
+            return both(right);
+        }
+        let (other, decided) = region(&[], |_| constant(Number::Bool(op == BinaryOp::Or), DType::Bool, &[]));
+        yield_in(block, &[right.value()]);
+        yield_in(other, &[decided]);
+        let regions = if op == BinaryOp::And { [block, other] } else { [other, block] };
+        let condition = self.value();
+        Scalar::from_value(emit(|b| {
+            let id = b.op_with_regions(Op::If, &[condition], &[Type::scalar(DType::Bool)], &regions);
+            b.func.result(id)
+        }))
+    }
 }
 
 #[doc(hidden)]

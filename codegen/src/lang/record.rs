@@ -183,6 +183,17 @@ pub(crate) fn in_combine() -> bool {
     with(|r| r.combining)
 }
 
+/// Moves the ops of a region, which has no parameters, to the end of the current one.
+pub(crate) fn inline(block: BlockId) {
+    with(|r| {
+        let Some(&current) = r.blocks.last() else {
+            panic!("internal compiler error: no open region; please report this")
+        };
+        let ops = r.func.take_ops(block);
+        r.func.insert(current, r.func.block(current).ops.len(), &ops);
+    });
+}
+
 /// The ops of a region.
 pub(crate) fn ops_of(block: BlockId) -> Vec<(Op, Loc)> {
     with(|r| {
