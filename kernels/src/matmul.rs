@@ -313,7 +313,7 @@ fn default_config(problem: &Problem) -> Config {
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
     let largest = match (problem.is_gpu(), bytes, problem.get("precision")) {
         (false, ..) => TileChoice { m: 64, n: 64, k: 64, num_warps: 4, num_stages: 1 },
-        (true, 2, _) if hopper => TileChoice { m: 128, n: 256, k: 64, num_warps: 8, num_stages: 3 },
+        (true, 2, _) if hopper => return warp_specialized(problem, bytes, &[(128, 256), (128, 128)]),
         (true, 2, _) => TileChoice { m: 128, n: 128, k: 64, num_warps: 8, num_stages: 4 },
         // Scalar FMAs: each of them reads both operands from shared memory.
         (true, _, Some(Precision::Ieee) | None) => TileChoice { m: 64, n: 64, k: 16, num_warps: 4, num_stages: 3 },
@@ -327,11 +327,35 @@ fn default_config(problem: &Problem) -> Config {
     let num_warps = if m * n < 64 * 128 { 4 } else { largest.num_warps };
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
     let config = config.num_warps(num_warps).num_stages(largest.num_stages);
-    // Producer warps pay off where the MMAs keep two consumer warpgroups busy.
-    let warp_specialize_16bit = hopper && bytes == 2 && m * n >= 128 * 128;
     let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
-    let (warp_specialize, wgmma_f32) = (warp_specialize_16bit.then_some(true), f32.then_some(true));
-    Config { schedule: Schedule { warp_specialize, wgmma_f32, ..Schedule::default() }, ..config }
+    Config { schedule: Schedule { wgmma_f32: f32.then_some(true), ..Schedule::default() }, ..config }
+}
+
+/// Programs that keep most SMs of a Hopper GPU busy.
+const MIN_PROGRAMS: usize = 120;
+
+/// The configuration for Hopper of a product of operands of one or two bytes: producer warps load rows of 128 bytes. The
+/// largest tiles, of `large` (m, n) or of one consumer warpgroup, that leave work for most SMs; the smallest if none do.
+/// Tiles of 64 rows are the smallest of `wgmma`: rows beyond the end cost no traffic.
+pub(crate) fn warp_specialized(problem: &Problem, bytes: usize, large: &[(usize, usize)]) -> Config {
+    /// Shared memory for the stages of the operands: the rest is for the result.
+    const STAGES_BYTES: usize = 160 << 10;
+    let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
+    let (m, n) = (size("m"), size("n"));
+    let small = [(64, 256), (64, 128), (64, 64), (64, 32)];
+    // Tiles with more rows than the matrix, and tiles of 64 rows that are wider than those of 128, would only cost.
+    let large = large.iter().copied().filter(|&(rows, _)| rows <= m.max(64));
+    let small = small.into_iter().filter(|&(_, columns)| m <= 64 || columns <= 128);
+    let tiles: Vec<(usize, usize)> = large.chain(small).filter(|&(_, columns)| columns <= n.max(32)).collect();
+    let busy = |&&(rows, columns): &&(usize, usize)| m.div_ceil(rows) * n.div_ceil(columns) >= MIN_PROGRAMS;
+    let (m_tile, n_tile) = tiles.iter().find(busy).or(tiles.last()).copied().unwrap_or((64, 32));
+    let k_tile = size("k").clamp(32, 128 / bytes);
+    let stages = STAGES_BYTES / ((m_tile + n_tile) * k_tile * bytes);
+    let steps = size("k").div_ceil(k_tile);
+    let config = Config::default().set("m_tile", m_tile).set("n_tile", n_tile).set("k_tile", k_tile);
+    let config =
+        config.num_warps(if m_tile > 64 { 8 } else { 4 }).num_stages(stages.clamp(2, 8).min(steps.max(2)) as u32);
+    Config { schedule: Schedule { warp_specialize: Some(true), ..Schedule::default() }, ..config }
 }
 
 /// Tile sizes in elements, with the warps and pipeline stages that suit them.
@@ -346,8 +370,6 @@ struct TileChoice {
 /// Chooses tiles for f32 with wgmma: the largest that leave work for all SMs, since splitting the operands (3xTF32)
 /// costs less the more each split operand is reused.
 fn wgmma_f32_tiles(problem: &Problem) -> TileChoice {
-    /// Programs that keep most SMs of a Hopper GPU busy.
-    const MIN_PROGRAMS: usize = 120;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let programs = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);
     match () {

@@ -4,9 +4,9 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::order;
+use crate::matmul::{order, warp_specialized};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
-use tilewright_codegen::target::{GpuArch, Schedule, Target};
+use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
@@ -166,21 +166,16 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
 
 /// The configuration where no tuning entry applies.
 fn default_config(problem: &Problem) -> Config {
-    let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
-    let floats = problem.dtypes.first().is_some_and(|dtype| dtype.is_float());
-    let largest = match (problem.is_gpu(), hopper) {
-        (false, _) => [64, 64, 64],
-        // Two sets of accumulators, of the step and of all.
-        (true, true) if floats && problem.get("fast_accumulation") == Some(false) => [128, 128, 128],
-        (true, true) => [128, 256, 128],
-        (true, false) => [128, 128, 64],
-    };
+    if matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a) {
+        let floats = problem.dtypes.first().is_some_and(|dtype| dtype.is_float());
+        // Two sets of accumulators, of the step and of all, take the registers of wide tiles.
+        let two_sums = floats && problem.get("fast_accumulation") == Some(false);
+        return warp_specialized(problem, 1, if two_sums { &[(128, 128)] } else { &[(128, 256), (128, 128)] });
+    }
+    let [rows, columns, depth] = if problem.is_gpu() { [128, 128, 64] } else { [64; 3] };
     // The sizes in the key are powers of two.
-    let fit =
-        |name: &str, least: usize, largest: usize| (problem.int(name).unwrap_or(1) as usize).clamp(least, largest);
-    let [m, n, k] = [("m", 16, largest[0]), ("n", 16, largest[1]), ("k", 32, largest[2])].map(|(x, a, b)| fit(x, a, b));
+    let fit = |name: &str, least: usize, most: usize| (problem.int(name).unwrap_or(1) as usize).clamp(least, most);
+    let (m, n, k) = (fit("m", 16, rows), fit("n", 16, columns), fit("k", 32, depth));
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
-    let config = config.num_warps(if m * n < 64 * 128 { 4 } else { 8 }).num_stages(if hopper { 4 } else { 3 });
-    let warp_specialize = (hopper && m * n >= 128 * 128).then_some(true);
-    Config { schedule: Schedule { warp_specialize, ..Schedule::default() }, ..config }
+    config.num_warps(if m * n < 64 * 128 { 4 } else { 8 }).num_stages(3)
 }

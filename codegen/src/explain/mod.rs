@@ -3,8 +3,10 @@
 //! [`Trace`] observes a compilation for a GPU and keeps the function after every pass; [`Trace::last`] is the function
 //! that is lowered. [`layouts`] and [`loops`] describe that function, as do
 //! [`registers::profile`](crate::analysis::registers::profile) and
-//! [`shared_memory`](crate::lower::nvptx::shared_memory). [`timeline`] predicts when the ops of a loop run.
+//! [`shared_memory`](crate::lower::nvptx::shared_memory). [`timeline`] predicts when the ops of a loop run,
+//! [`dots`] names their matrix instructions.
 
+pub mod dots;
 pub mod timeline;
 
 use crate::analysis::pipes::{Pipe, pipe};

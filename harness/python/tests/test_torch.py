@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import tilewright  # noqa: E402
 import tilewright.torch as tt  # noqa: E402
-from torch_reference import DEVICES, DTYPES, attention64, compare, randn, seed  # noqa: E402, F401
+from torch_reference import DEVICES, DTYPES, TOLERANCE, attention64, compare, randn, seed  # noqa: E402, F401
 
 pytestmark = pytest.mark.parametrize("device", DEVICES)
 

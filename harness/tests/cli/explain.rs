@@ -140,3 +140,25 @@ fn mistakes_name_the_remedy() {
     refused(&["matmul", "--set", "tile=5"], "no constant `tile`");
     refused(&["matmul", "--num-warps", "3"], "--num-warps cannot be 3");
 }
+
+#[test]
+fn dots_name_their_instructions_and_where_operands_come_from() {
+    let dir = TempDir::new().unwrap();
+    let dots = |target: &str, dtype: &str, more: &[&str]| {
+        let arguments = ["explain", "scaled_matmul", "--target", target, "--dtype", dtype];
+        let set = ["--set", "b_col_major=true,fast_accumulation=true"];
+        let out = tilewright_with(dir.path(), &[&arguments[..], &set, more].concat(), &BARE).ok();
+        let (_, table) = out.split_once("\nDots\n").expect("a table of dots");
+        table.split_once("\n\n").expect("another table").0.to_string()
+    };
+    let weight = ["--assume", "a_stride_m%16,a_stride_k=1,b_stride_k=1,b_stride_n%16,m%16,n%16,k%16"];
+    let fast = dots("sm_90a", "T=f8e4m3,O=bf16", &weight);
+    assert!(fast.contains("m64n256k32.f32.e4m3.e4m3") && !fast.contains("stored from registers"), "{fast}");
+    // Dense tensors: b is not contiguous along K.
+    let transposed = dots("sm_90a", "T=f8e4m3,O=bf16", &[]);
+    assert!(transposed.contains("e4m3") && transposed.contains("stored from registers"), "{transposed}");
+    let widened = dots("sm_80", "T=f8e4m3,O=bf16", &weight);
+    assert!(widened.contains("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"), "{widened}");
+    let integers = dots("sm_80", "T=i8,O=i32", &weight);
+    assert!(integers.contains("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"), "{integers}");
+}

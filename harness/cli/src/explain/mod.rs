@@ -12,6 +12,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use tilewright_codegen::explain::Trace;
+use tilewright_codegen::explain::dots::{self, Place};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::target::{Code as TargetCode, CompileOptions, GpuArch, Target};
@@ -135,7 +137,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         kernel_line: facts.subject.request.def.line,
     };
     let mut report = facts.report(arguments.target);
-    if let Some(table) = page::predicted_loops(&trace, &settings) {
+    for table in [dots(&trace), page::predicted_loops(&trace, &settings)].into_iter().flatten() {
         report = report.table(table);
     }
     if outputs.html.is_some() || outputs.out.is_some() {
@@ -149,6 +151,28 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         write_pictures(folder, &page::pictures(&trace, &settings), &outputs, out)?;
     }
     Ok(())
+}
+
+/// The matrix instructions of a kernel; `None` for one without dots.
+fn dots(trace: &Trace) -> Option<Table> {
+    let columns = ["line", "instruction", "a from", "b from"].map(Column::text);
+    let mut table = Table::new("dots", "Dots", columns);
+    let dots = dots::dots(trace.last());
+    for dot in &dots {
+        let instruction = dot.instruction.clone().unwrap_or_else(|| "a multiply-add for each product".into());
+        let line = dot.loc.line.to_string();
+        let [a, b] = dot.operands.map(|place| place.name().to_string());
+        table.push([line.into(), instruction.into(), a.into(), b.into()]);
+    }
+    let stored = dots.iter().any(|dot| dot.operands.contains(&Place::Stored));
+    let table = match stored {
+        true => table.note(
+            "Operands that are stored from registers were loaded outside of a pipelined loop, computed, or, for wgmma \
+             of 8-bit types and of f32, are not contiguous along K.",
+        ),
+        false => table,
+    };
+    (!dots.is_empty()).then_some(table)
 }
 
 /// The pictures of `--svg` of any kernel, compiled for dense tensors whose extents are multiples of 16: stems of file

@@ -1,0 +1,87 @@
+//! The instructions that compute the dots of a function.
+
+use crate::ir::{DType, Func, Loc, Op, OpId, Type, Value};
+use crate::mma::{Family, Instruction};
+
+/// How a dot is computed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dot {
+    pub loc: Loc,
+    /// Mnemonic of the matrix instruction; `None` for multiply-adds, one for each product.
+    pub instruction: Option<String>,
+    /// Where the instruction reads a and b.
+    pub operands: [Place; 2],
+}
+
+/// Where an instruction reads an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Registers,
+    /// Shared memory, as an asynchronous copy wrote it.
+    Shared,
+    /// Shared memory, to which registers were stored: the operand was loaded outside of a pipelined loop, computed, or
+    /// transposed because the instruction reads only operands that are contiguous along K.
+    Stored,
+}
+
+impl Place {
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Registers => "registers",
+            Place::Shared => "shared memory",
+            Place::Stored => "shared memory, stored from registers",
+        }
+    }
+
+    fn of(func: &Func, v: Value) -> Place {
+        if !matches!(func.ty(v), Type::Shared { .. }) {
+            return Place::Registers;
+        }
+        let Some(id) = func.def_op(v) else { return Place::Shared };
+        let data = func.op(id);
+        match data.op {
+            Op::LocalTrans { .. } => Place::of(func, data.operands[0]),
+            Op::LocalAlloc if !data.operands.is_empty() => Place::Stored,
+            _ => Place::Shared,
+        }
+    }
+}
+
+/// The dots of a function that can be lowered, one for each place in the source and way to compute it.
+pub fn dots(func: &Func) -> Vec<Dot> {
+    let mut dots: Vec<Dot> = Vec::new();
+    for id in func.walk() {
+        let family = match func.op(id).op {
+            Op::Wgmma { .. } => Some(Family::Wgmma),
+            Op::MmaSync { .. } => Some(Family::MmaSync),
+            Op::FmaDot => None,
+            _ => continue,
+        };
+        let data = func.op(id);
+        let dot = Dot {
+            loc: data.loc.clone(),
+            instruction: family.and_then(|family| mnemonic(func, id, family)),
+            operands: [0, 1].map(|i| Place::of(func, data.operands[i])),
+        };
+        if !dots.contains(&dot) {
+            dots.push(dot);
+        }
+    }
+    dots
+}
+
+fn mnemonic(func: &Func, id: OpId, family: Family) -> Option<String> {
+    let data = func.op(id);
+    let elem = |i: usize| -> Option<DType> {
+        match func.ty(data.operands[i]) {
+            Type::Shared { elem, .. } => Some(*elem),
+            other => other.dtype(),
+        }
+    };
+    let instruction = Instruction::find(family, [elem(0)?, elem(1)?], elem(2)?)?;
+    let columns = match &data.op {
+        Op::Wgmma { warps, .. } => *func.ty(data.results[0]).shape().last()? as u32 / warps[1],
+        _ => instruction.n[0],
+    };
+    Some(instruction.mnemonic(columns.min(instruction.n[1])))
+}
