@@ -289,7 +289,7 @@ fn cache_modifiers_are_in_the_instructions() {
     for (device, y) in found {
         assert_eq!(y, x, "{device}");
     }
-    let func = CACHED.record(&[], &consts! { tile = 64 }, &Specialization::default()).unwrap();
+    let func = CACHED.record(&[], consts! { tile = 64 }, &Specialization::default()).unwrap();
     let target = Target::Nvptx(GpuArch::Sm80);
     let artifact = compile(&func, &target, &CompileOptions::default(), &mut ()).unwrap();
     let Code::Ptx(ptx) = &artifact.code else { panic!("no PTX") };
