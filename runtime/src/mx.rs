@@ -146,7 +146,7 @@ mod tests {
         for axis in 0..3 {
             assert_eq!(unpack(&pack(&codes, &shape, axis).unwrap(), &shape, axis).unwrap(), codes, "{axis}");
         }
-        assert_eq!(pack(&[], &[0, 4], 1).unwrap(), []);
+        assert!(pack(&[], &[0, 4], 1).unwrap().is_empty());
     }
 
     #[test]
