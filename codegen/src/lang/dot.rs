@@ -4,6 +4,7 @@ use super::dtype::{Dtype, Num};
 use super::handle::{Data, Tile};
 use super::index::{Unset, check_shape};
 use super::record::{emit, error_here, fail, shape};
+use crate::diag::Diagnostic;
 pub use crate::ir::Precision;
 use crate::ir::{Builder, DType, Op, Type, Value};
 
@@ -82,27 +83,50 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(
     let types = [T::dtype(), A::Elem::dtype()];
     let max_imprecise = max_num_imprecise_acc.most().filter(|_| matches!(types[0], DType::F8E4M3 | DType::F8E5M2));
     let op = Op::Dot { precision: input_precision, max_imprecise };
-    Tile::from_value(accumulate([a.value(), b.value()], types, acc.accumulator(), &op))
+    let call = Call { name: "dot", note: None };
+    Tile::from_value(accumulate(&call, [a.value(), b.value()], types, acc.accumulator(), &op))
+}
+
+/// A call of [`dot`] or of a function that is made of it, in messages.
+pub(super) struct Call {
+    pub(super) name: &'static str,
+    pub(super) note: Option<&'static str>,
+}
+
+impl Call {
+    #[track_caller]
+    fn error(&self, message: String) -> Diagnostic {
+        match self.note {
+            Some(note) => error_here(message).note(note),
+            None => error_here(message),
+        }
+    }
 }
 
 /// The dot of two tiles, with the types of their elements and of the result.
 #[track_caller]
-pub(super) fn accumulate([a, b]: [Value; 2], [from, to]: [DType; 2], acc: Option<Value>, dot: &Op) -> Value {
+pub(super) fn accumulate(
+    call: &Call,
+    [a, b]: [Value; 2],
+    [from, to]: [DType; 2],
+    acc: Option<Value>,
+    dot: &Op,
+) -> Value {
     let (sa, sb) = (shape(a), shape(b));
-    check_operands(&sa, &sb);
+    check_operands(call, &sa, &sb);
     let result = [&sa[..sa.len() - 1], &sb[sb.len() - 1..]].concat();
     check_shape(&result);
     if let Some(acc) = acc {
         let found = shape(acc);
         if found != result {
             fail(
-                error_here(format!("the accumulator of `dot` has shape {found:?}, the product {result:?}"))
+                call.error(format!("the accumulator of `{}` has shape {found:?}, the product {result:?}", call.name))
                     .label(format!("{sa:?} × {sb:?} gives {result:?}"))
                     .help(format!("start with `zeros({result:?})`")),
             );
         }
     }
-    check_types(from, to);
+    check_types(call, from, to);
     // f64 operands accumulate in f64, whatever the result type.
     let inner = if from == DType::F64 { DType::F64 } else { to };
     emit(|builder| {
@@ -175,42 +199,45 @@ fn one_matrix(builder: &mut Builder, operands: [Value; 3], axis: usize, dot: &Op
 const MAX_BATCH: usize = 64;
 
 #[track_caller]
-fn check_operands(sa: &[usize], sb: &[usize]) {
+fn check_operands(call: &Call, sa: &[usize], sb: &[usize]) {
+    let name = call.name;
     let expected = "expected [M, K] and [K, N], or [B, M, K] and [B, K, N]";
     if sa.len() < 2 || sa.len() != sb.len() {
         fail(
-            error_here(format!("`dot` requires two tiles of one rank of at least 2, found shapes {sa:?} and {sb:?}"))
-                .label(expected)
-                .help(
-                    "insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for dot products of vectors",
-                ),
+            call.error(format!(
+                "`{name}` requires two tiles of one rank of at least 2, found shapes {sa:?} and {sb:?}"
+            ))
+            .label(expected)
+            .help(
+                "insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for dot products of vectors",
+            ),
         );
     }
     let ((batch, a), (batch_b, b)) = (sa.split_at(sa.len() - 2), sb.split_at(sb.len() - 2));
     if batch != batch_b {
         fail(
-            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: batches {batch:?} and {batch_b:?} differ"))
+            call.error(format!("`{name}` of shapes {sa:?} and {sb:?}: batches {batch:?} and {batch_b:?} differ"))
                 .label(expected)
                 .help("repeat the smaller one: `.broadcast_to([…])`"),
         );
     }
     if batch.iter().product::<usize>() > MAX_BATCH {
         fail(
-            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: a batch has at most {MAX_BATCH} matrices"))
+            call.error(format!("`{name}` of shapes {sa:?} and {sb:?}: a batch has at most {MAX_BATCH} matrices"))
                 .label("the code of the dot would be repeated for each of them")
                 .help("give each program fewer of them, with another axis of the grid or a loop"),
         );
     }
     if a[1] != b[0] {
-        let diagnostic =
-            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", a[1], b[0]))
-                .label(expected);
-        fail(if a[1] == b[1] { diagnostic.help("transpose the second one: `dot(a, b.trans())`") } else { diagnostic });
+        let diagnostic = call
+            .error(format!("`{name}` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", a[1], b[0]))
+            .label(expected);
+        fail(if a[1] == b[1] { diagnostic.help("transpose the second one: `.trans()`") } else { diagnostic });
     }
 }
 
 #[track_caller]
-fn check_types(from: DType, to: DType) {
+fn check_types(call: &Call, from: DType, to: DType) {
     let legal = match from {
         DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::BF16 | DType::F32 => to == DType::F32,
         DType::F64 => to == DType::F64 || to == DType::F32,
@@ -218,7 +245,8 @@ fn check_types(from: DType, to: DType) {
         DType::Bool | DType::I16 | DType::I32 | DType::I64 | DType::U16 | DType::U32 | DType::U64 => false,
     };
     if !legal {
-        let diagnostic = error_here(format!("`dot` of {from} with accumulator {to} is not supported"))
+        let diagnostic = call
+            .error(format!("`{}` of {from} with accumulator {to} is not supported", call.name))
             .label(format!("{from} × {from} → {to}"));
         let help = match from {
             d if d.is_float() => "accumulate in f32: `acc = zeros::<f32>([…])`",

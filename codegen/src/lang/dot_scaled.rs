@@ -3,7 +3,7 @@
 //! operands are widened in registers, as in Triton's emulation, and multiplied by [`dot`](super::dot()).
 
 use super::diag_text;
-use super::dot::{Accumulator, accumulate};
+use super::dot::{Accumulator, Call, accumulate};
 use super::dtype::Dtype;
 use super::handle::{Data, Tile};
 use super::index::Unset;
@@ -66,11 +66,11 @@ struct Operand {
 
 /// `acc + (lhs · scales) × (rhs · scales)` in f32, for lhs [M, K] and rhs [K, N]; leading dimensions are a batch, as of
 /// [`dot`](super::dot()). `lhs_scale` is [M, K / 32] and `rhs_scale` [N, K / 32] of `u8`: scale `s` is 2^(s − 127), and 255
-/// is NaN (with `fast_math`, it need not be); or [M, K / 16] and [N, K / 16] of `F8E4M3`. `k_pack = false` of a packed
-/// operand: its pairs are neighbors along M or N.
+/// is NaN (with `fast_math`, it need not be); or [M, K / 16] and [N, K / 16] of `F8E4M3`, for `e2m1`, `e4m3` and `e5m2`.
+/// `k_pack = false` of a packed operand: its pairs are neighbors along M or N.
 ///
 /// Scaled elements are bf16, or f32 (multiplied in TF32) if an operand is f16: exact, but for elements that are beyond the
-/// range of bf16.
+/// range of bf16. A product of an element and a scale of `F8E4M3` has at most the 8 significant bits of bf16.
 #[allow(clippy::too_many_arguments)] // Triton's parameters.
 #[track_caller]
 pub fn dot_scaled<L: Dtype, R: Dtype, A: Accumulator<f32>>(
@@ -86,10 +86,11 @@ pub fn dot_scaled<L: Dtype, R: Dtype, A: Accumulator<f32>>(
     rhs_k_pack: bool,
 ) -> Tile<A::Elem> {
     let (lhs_rank, rhs_rank) = (shape(lhs.value()).len(), shape(rhs.value()).len());
-    if lhs_rank < 2 || rhs_rank < 2 {
+    if lhs_rank < 2 || lhs_rank != rhs_rank {
+        let (a, b) = (diag_text::shape(&shape(lhs.value())), diag_text::shape(&shape(rhs.value())));
         fail(
-            error_here(format!("`dot_scaled` of {lhs_rank} and {rhs_rank} dimensions"))
-                .label("expected [M, K] and [K, N]")
+            error_here(format!("`dot_scaled` requires two tiles of one rank of at least 2, found shapes {a} and {b}"))
+                .label("expected [M, K] and [K, N], or [B, M, K] and [B, K, N]")
                 .help("insert a dimension: `.expand_dims(…)`"),
         );
     }
@@ -118,7 +119,11 @@ pub fn dot_scaled<L: Dtype, R: Dtype, A: Accumulator<f32>>(
     let half = lhs_format == DotFormat::Fp16 || rhs_format == DotFormat::Fp16;
     let (to, precision) = if half { (DType::F32, Precision::Tf32) } else { (DType::BF16, Precision::Ieee) };
     let (a, b) = emit(|builder| (widen(builder, &lhs, to, fast_math), widen(builder, &rhs, to, fast_math)));
+    let packed = lhs_format == DotFormat::E2m1 || rhs_format == DotFormat::E2m1;
+    let note =
+        packed.then_some("these are shapes of elements: each u8 of `e2m1` has two, along K unless `k_pack = false`");
     Tile::from_value(accumulate(
+        &Call { name: "dot_scaled", note },
         [a, b],
         [to, A::Elem::dtype()],
         acc.accumulator(),
@@ -162,11 +167,29 @@ fn check(operand: &Operand) {
                 .note("scales are powers of two, 2^(s − 127) of `u8`, or `F8E4M3`"),
         );
     }
+    if dtype_of(scale) == DType::F8E4M3 && matches!(format, DotFormat::Bf16 | DotFormat::Fp16) {
+        fail(
+            error_here(format!("`{name}_scale` of `dot_scaled` is f8e4m3, with `{name}_format = {word}`"))
+                .label("expected scales of u8, which are powers of two")
+                .note(format!("products of {word} and f8e4m3 have more bits than the dot multiplies"))
+                .help("use elements of e2m1, e4m3 or e5m2, or multiply by the scales in f32 before a `dot`"),
+        );
+    }
     let (found, group) = (shape(scale), group(scale));
     let tile = unpacked(operand);
+    if tile[operand.k] < group {
+        fail(
+            error_here(format!(
+                "`{name}` of `dot_scaled` has K = {}, fewer elements than the {group} of a scale",
+                tile[operand.k]
+            ))
+            .label(format!("shape {}: expected K of at least {group}", diag_text::shape(&tile)))
+            .note("scales of `u8` belong to 32 elements, scales of `F8E4M3` to 16"),
+        );
+    }
     let mut want = tile[..tile.len() - 2].to_vec();
     want.extend([tile[operand.other], tile[operand.k] / group]);
-    if found != want || tile[operand.k] < group {
+    if found != want {
         let letter = if operand.k > operand.other { "M" } else { "N" };
         fail(
             error_here(format!(

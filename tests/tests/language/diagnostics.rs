@@ -160,6 +160,39 @@ fn scales_that_are_floats(x: In<u8>, out: Out<f32>) {
     store(out, sum(dot_scaled(a, zeros::<f32>([16, 2]), e2m1, rhs = b, rhs_format = bf16)));
 }
 
+#[kernel]
+fn scales_of_wide_elements(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<bf16>([16, 64]), zeros::<bf16>([64, 16]));
+    store(out, sum(dot_scaled(a, zeros::<F8E4M3>([16, 4]), bf16, rhs = b, rhs_format = bf16)));
+}
+
+#[kernel]
+fn fewer_elements_than_a_scale_has(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<F8E5M2>([16, 16]), zeros::<bf16>([16, 16]));
+    store(out, sum(dot_scaled(a, zeros::<u8>([16, 1]), e5m2, rhs = b, rhs_format = bf16)));
+}
+
+#[kernel]
+fn scaled_ranks(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<F8E5M2>([2, 16, 32]), zeros::<bf16>([32, 16]));
+    store(out, sum(dot_scaled(a, zeros::<u8>([2, 16, 1]), e5m2, rhs = b, rhs_format = bf16)));
+}
+
+#[kernel]
+fn packed_dimensions(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<u8>([16, 32]), zeros::<bf16>([32, 16]));
+    store(out, sum(dot_scaled(a, zeros::<u8>([16, 2]), e2m1, rhs = b, rhs_format = bf16)));
+}
+
+#[kernel]
+fn scaled_accumulator(x: In<u8>, out: Out<f32>) {
+    let (a, b) = (zeros::<u8>([16, 32]), zeros::<bf16>([64, 16]));
+    store(
+        out,
+        sum(dot_scaled(a, zeros::<u8>([16, 2]), e2m1, rhs = b, rhs_format = bf16, acc = zeros::<f32>([16, 32]))),
+    );
+}
+
 #[test]
 fn mistakes_name_the_line() {
     let kernels = [
@@ -181,6 +214,11 @@ fn mistakes_name_the_line() {
         &SCALES_OF_TOO_FEW_ELEMENTS,
         &FOUR_BITS_OF_ANOTHER_TYPE,
         &SCALES_THAT_ARE_FLOATS,
+        &SCALES_OF_WIDE_ELEMENTS,
+        &FEWER_ELEMENTS_THAN_A_SCALE_HAS,
+        &SCALED_RANKS,
+        &PACKED_DIMENSIONS,
+        &SCALED_ACCUMULATOR,
         &VIEW_OF_DIFFERENT_RANKS,
         &MASK_ON_A_BLOCK,
         &A_FAILED_STATIC_ASSERT,
