@@ -27,6 +27,12 @@ impl Random {
     }
 }
 
+/// Integers from −4 to 4: sums of their products are exact.
+pub fn integers<T: From<i8>>(n: usize, seed: u64) -> Vec<T> {
+    let mut random = Random::new(seed);
+    (0..n).map(|_| T::from((random.number() * 4.0).round() as i8)).collect()
+}
+
 /// A tensor in host memory: elements at strides, with poison (bytes 0xff: NaN for floats) everywhere else.
 #[derive(Clone, Debug)]
 pub struct HostTensor {

@@ -7,11 +7,17 @@ pub use crate::training::*;
 
 use crate::numerics::{HostTensor, Random, TF32_TOLERANCE, gapped, tolerance};
 use tilewright::codegen::ir::DType;
+use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::Options;
 use tilewright::kernels::scaled_matmul::{self, Scales};
 use tilewright::kernels::{FloatElement, Tensor, TensorMut, column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::*;
+
+/// The devices that run without a GPU: native code, and simulated GPUs of Ampere and Hopper.
+pub fn devices() -> Vec<Device> {
+    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
+}
 
 /// Distances in memory, in elements.
 #[derive(Clone, Copy, Debug)]

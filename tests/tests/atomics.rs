@@ -7,11 +7,8 @@ use tilewright::codegen::pipeline;
 use tilewright::codegen::target::{Code, CompileOptions, Target};
 use tilewright::prelude::*;
 use tilewright::{Element, LaunchConfig};
+use tilewright_tests::on_device::devices;
 use tilewright_tests::ptxas;
-
-fn devices() -> Vec<Device> {
-    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
-}
 
 /// Four counters: elements i and i + 4 of `x` fall on the same one. `old` gets the value before each exchange.
 #[kernel]

@@ -1,19 +1,9 @@
 //! Gathers and scatters of rows through tensor descriptors.
 
 use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
-use tilewright::codegen::target::GpuArch;
 use tilewright::prelude::*;
-use tilewright_tests::numerics::Random;
-
-fn devices() -> Vec<Device> {
-    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
-}
-
-/// Integers from −4 to 4.
-fn integers(n: usize, seed: u64) -> Vec<f32> {
-    let mut random = Random::new(seed);
-    (0..n).map(|_| (random.number() * 4.0).round() as f32).collect()
-}
+use tilewright_tests::numerics::integers;
+use tilewright_tests::on_device::devices;
 
 /// Rows of a tensor of 11, of which some occur twice and some are out of bounds.
 const ROWS: [i32; 16] = [3, 0, 10, 3, 11, -1, 7, 9, 1, 2, 1000, 5, 6, i32::MIN, 8, 4];
@@ -28,7 +18,7 @@ fn gathered(x: Tensor<f32, (rows, d)>, index: In<i32>, y: Out<f32>, column: i32,
 #[test]
 fn rows_are_gathered() {
     let (rows, d, width) = (11, 20, 8);
-    let x = integers(rows * d, 1);
+    let x: Vec<f32> = integers(rows * d, 1);
     for column in [0, 4, 15, -3, 40] {
         let element = |at: usize| {
             let (row, column) = (i64::from(ROWS[at / width]), i64::from(column) + (at % width) as i64);
@@ -59,7 +49,7 @@ fn rows_are_scattered() {
     let (rows, d, width) = (11, 20, 8);
     // Only one of the equal rows.
     let index: Vec<i64> = ROWS.iter().enumerate().map(|(at, &row)| if at == 3 { -7 } else { row.into() }).collect();
-    let x = integers(16 * width, 2);
+    let x: Vec<f32> = integers(16 * width, 2);
     for column in [0, 4, 15] {
         let mut want = vec![9.0; rows * d];
         for (at, &x) in x.iter().enumerate() {
@@ -100,7 +90,7 @@ fn gathered_dot(
 #[test]
 fn gathered_rows_are_multiplied() {
     let (rows, k, n) = (11, 104, 24);
-    let (x, w) = (integers(rows * k, 3), integers(k * n, 4));
+    let (x, w): (Vec<f32>, Vec<f32>) = (integers(rows * k, 3), integers(k * n, 4));
     let element = |at: usize| match usize::try_from(ROWS[at / n]) {
         Ok(row) if row < rows => (0..k).map(|l| x[row * k + l] * w[l * n + at % n]).sum(),
         _ => 0.0,

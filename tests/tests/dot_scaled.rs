@@ -1,8 +1,8 @@
 //! `dot_scaled` as native code and on simulated GPUs, against sums in f64.
 
-use tilewright::codegen::target::GpuArch;
 use tilewright::prelude::*;
 use tilewright_tests::numerics::Random;
+use tilewright_tests::on_device::devices;
 
 /// A row-major matrix of offsets.
 #[device_fn]
@@ -192,10 +192,6 @@ fn check<L: Bytes, R: Bytes, S: Element + Dtype>(
             assert!(same, "{device}: element {at} is {found}, expected {want}: {:?} x {:?}", a.format, b.format);
         }
     }
-}
-
-fn devices() -> Vec<Device> {
-    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
 }
 
 /// Matrices with ones on the diagonal.

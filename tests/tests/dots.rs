@@ -1,18 +1,8 @@
 //! Batched dots, as native code and on simulated GPUs, against sums in f64.
 
-use tilewright::codegen::target::GpuArch;
 use tilewright::prelude::*;
-use tilewright_tests::numerics::Random;
-
-fn devices() -> Vec<Device> {
-    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
-}
-
-/// Integers from −4 to 4: sums of their products are exact.
-fn integers(n: usize, seed: u64) -> Vec<f64> {
-    let mut random = Random::new(seed);
-    (0..n).map(|_| (random.number() * 4.0).round()).collect()
-}
+use tilewright_tests::numerics::integers;
+use tilewright_tests::on_device::devices;
 
 /// a [batch, m, k] × b [batch, k, n], row-major, from the elements with these indices.
 fn product([batch, m, n, k]: [usize; 4], a: impl Fn(usize) -> f64, b: impl Fn(usize) -> f64) -> Vec<f64> {
@@ -58,8 +48,8 @@ fn check_batched<T: Element + Dtype, A: Element + Num>(
     value: fn(A) -> f64,
 ) {
     let depth = 2 * k - 3;
-    let (a, b) = (integers(batch * m * depth, 1), integers(batch * n * depth, 2));
-    let c = integers(batch * m * n, 3);
+    let (a, b): (Vec<f64>, Vec<f64>) = (integers(batch * m * depth, 1), integers(batch * n * depth, 2));
+    let c: Vec<f64> = integers(batch * m * n, 3);
     let at =
         |z: usize, l: usize, j: usize| b[if transposed { (z * n + j) * depth + l } else { (z * depth + l) * n + j }];
     let products =
@@ -128,7 +118,7 @@ fn leading(
 #[test]
 fn leading_dimensions_of_one_are_no_obstacle() {
     let (z, p, m, n, k) = (2, 3, 30, 24, 40);
-    let (a, b) = (integers(z * p * m * k, 4), integers(z * p * k * n, 5));
+    let (a, b): (Vec<f64>, Vec<f64>) = (integers(z * p * m * k, 4), integers(z * p * k * n, 5));
     let want = product([z * p, m, n, k], |at| a[at], |at| b[at]);
     let half = |values: &[f64]| values.iter().map(|&v| f16::from_f32(v as f32)).collect::<Vec<_>>();
     for device in devices() {

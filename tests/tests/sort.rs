@@ -3,10 +3,7 @@
 use tilewright::Element;
 use tilewright::codegen::lang::Num;
 use tilewright::prelude::*;
-
-fn devices() -> Vec<Device> {
-    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
-}
+use tilewright_tests::on_device::devices;
 
 /// `x` as a [rows, columns] tile, sorted along `axis`.
 #[kernel]
