@@ -1,5 +1,6 @@
 //! Forms of Triton's tests that no other test has, as native code and on a simulated GPU (`docs/triton.md`).
 
+use tilewright::codegen::ir::{BinaryOp, Op, UnaryOp};
 use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
 use tilewright::codegen::pipeline::compile;
 use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
@@ -388,7 +389,30 @@ fn a_mapped_function_computes_with_scalars() {
     let message = |def: &KernelDef| def.record(&[], &[], &Specialization::default()).unwrap_err().to_string();
     let (load, branch) = (message(&MAPS_A_LOAD), message(&MAPS_A_LOOP));
     assert!(load.contains("the function of `map_elementwise` cannot contain `load`"), "{load}");
-    assert!(branch.contains("a condition must be a scalar bool"), "{branch}");
+    assert!(branch.contains("a function of scalars has no loops over run-time values"), "{branch}");
+}
+
+const BEFORE_MAPS_ON_LINES: u32 = line!();
+#[kernel]
+fn maps_on_lines(x: In<f32>, y: Out<f32>) {
+    let mapped = map_elementwise(load(x + arange(0, 8)), |x| {
+        let x = x * 0.5;
+        x.exp()
+    });
+    store(y + arange(0, 8), mapped);
+}
+
+#[test]
+fn ops_of_a_mapped_function_have_its_lines() {
+    let func = MAPS_ON_LINES.record(&[], &[], &Specialization::default()).unwrap();
+    let line = |is: fn(&Op) -> bool| {
+        let found = func.block(func.body).ops.iter().map(|&id| func.op(id)).find(|data| is(&data.op)).unwrap();
+        assert!(found.loc.file.ends_with("triton.rs"), "{}", found.loc.file);
+        found.loc.line - BEFORE_MAPS_ON_LINES
+    };
+    assert_eq!(line(|op| matches!(op, Op::Load { .. })), 3);
+    assert_eq!(line(|op| matches!(op, Op::Binary(BinaryOp::Mul))), 4);
+    assert_eq!(line(|op| matches!(op, Op::Unary(UnaryOp::Exp))), 5);
 }
 
 #[kernel]

@@ -43,7 +43,13 @@ pub trait Carried: Copy {
 
     /// Appends the constants that the handle has besides its IR values: names, and keys that differ for other values.
     #[doc(hidden)]
-    fn constants(_handle: &Self::Handle, _out: &mut Vec<(String, u64)>) {}
+    fn constants(_handle: &Self::Handle, _name: &str, _out: &mut Vec<(String, u64)>) {}
+
+    /// Appends the constants of a loop's state, given the names of the carried variables.
+    #[doc(hidden)]
+    fn member_constants(handle: &Self::Handle, names: &[&str], out: &mut Vec<(String, u64)>) {
+        Self::constants(handle, names.first().copied().unwrap_or_default(), out);
+    }
 }
 
 #[track_caller]
@@ -142,8 +148,8 @@ impl<X: Carried, const N: usize> Carried for [X; N] {
     fn rebuild(like: &Self::Handle, values: &mut dyn Iterator<Item = Value>) -> Self::Handle {
         array(like.iter().map(|h| X::rebuild(h, values)).collect())
     }
-    fn constants(handle: &Self::Handle, out: &mut Vec<(String, u64)>) {
-        handle.iter().for_each(|h| X::constants(h, out));
+    fn constants(handle: &Self::Handle, name: &str, out: &mut Vec<(String, u64)>) {
+        handle.iter().for_each(|h| X::constants(h, name, out));
     }
 }
 
@@ -176,8 +182,12 @@ macro_rules! tuple_carried {
                 $($X::names(&handle.$i, names.get($i).copied().unwrap_or_default(), out);)*
             }
             #[allow(unused_variables)]
-            fn constants(handle: &Self::Handle, out: &mut Vec<(String, u64)>) {
-                $($X::constants(&handle.$i, out);)*
+            fn constants(handle: &Self::Handle, name: &str, out: &mut Vec<(String, u64)>) {
+                $($X::constants(&handle.$i, name, out);)*
+            }
+            #[allow(unused_variables)]
+            fn member_constants(handle: &Self::Handle, names: &[&str], out: &mut Vec<(String, u64)>) {
+                $($X::constants(&handle.$i, names.get($i).copied().unwrap_or_default(), out);)*
             }
         }
     };

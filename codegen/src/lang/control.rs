@@ -186,15 +186,21 @@ fn types_of(values: &[Value]) -> Vec<Type> {
     values.iter().map(|&v| ty(v)).collect()
 }
 
+/// A carried variable or a field of one, in messages. Without a name of a variable, it is the result of an `if`.
+fn described(name: &str) -> String {
+    match name.strip_prefix('.') {
+        _ if name.is_empty() => "the value of this `if`".to_string(),
+        Some(field) => format!("`{field}` of the value of this `if`"),
+        None => format!("`{name}`"),
+    }
+}
+
 /// Fails with a message if a carried variable changes its type. A value without a name is the result of an `if`.
 fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], before: &str, after: &str) {
     for (i, (want, &v)) in expected.iter().zip(found).enumerate() {
         let have = ty(v);
         if *want != have {
-            let name = match names.get(i).map(String::as_str) {
-                None | Some("") => "the value of this `if`".to_string(),
-                Some(name) => format!("`{name}`"),
-            };
+            let name = described(names.get(i).map_or("", String::as_str));
             let (want, have) =
                 (diag_text::with_article(&diag_text::ty(want)), diag_text::with_article(&diag_text::ty(&have)));
             fail(
@@ -209,14 +215,15 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
 }
 
 /// Fails with a message if a constant of an aggregate differs between two paths.
-fn check_constants<S: Carried>(loc: &Loc, first: &S::Handle, second: &S::Handle, before: &str, after: &str) {
+fn check_constants<S: Carried>(loc: &Loc, names: &[&str], [first, second]: [&S::Handle; 2], before: &str, after: &str) {
     let (mut a, mut b) = (Vec::new(), Vec::new());
-    S::constants(first, &mut a);
-    S::constants(second, &mut b);
+    S::member_constants(first, names, &mut a);
+    S::member_constants(second, names, &mut b);
     if let Some(((name, _), _)) = a.iter().zip(&b).find(|(a, b)| a != b) {
+        let name = described(name);
         fail(
-            Diagnostic::new(format!("the constant `{name}` must be the same {before} and {after}"), loc.clone())
-                .label(format!("`{name}` is known at specialization, and differs {after}"))
+            Diagnostic::new(format!("the constant {name} must be the same {before} and {after}"), loc.clone())
+                .label(format!("{name} is known at specialization, and differs {after}"))
                 .help("make the field a run-time value, such as `Scalar<i32>`"),
         );
     }
@@ -247,7 +254,7 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     let mut leaves = Vec::new();
     S::member_names(&state, names, &mut leaves);
     check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
-    check_constants::<S>(&loc, &state, &next, "before the loop", "after one iteration");
+    check_constants::<S>(&loc, names, [&state, &next], "before the loop", "after one iteration");
     yield_in(block, &results);
     let (end, step) = (range.end.value(), range.step.value());
     let mut operands = vec![range.start.value(), clamped_end(end, step), step];
@@ -354,6 +361,13 @@ pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
     body: impl FnOnce(S::Handle) -> R,
 ) -> S::Handle {
     let loc = here();
+    if in_combine() {
+        fail(
+            error_here("a function of scalars has no loops over run-time values")
+                .label("the number of iterations would differ between elements")
+                .help("use `for i in static_range(…)`, and choose with `if` in each iteration"),
+        );
+    }
     let state = state.into_handle();
     let mut init = Vec::new();
     S::values(&state, &mut init);
@@ -376,7 +390,7 @@ pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
     let mut leaves = Vec::new();
     S::member_names(&state, names, &mut leaves);
     check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
-    check_constants::<S>(&loc, &state, &next, "before the loop", "after one iteration");
+    check_constants::<S>(&loc, names, [&state, &next], "before the loop", "after one iteration");
     yield_in(after, &results);
     let values = emit(|b| {
         let id = b.op_with_regions(Op::While, &init, &carried, &[before, after]);
@@ -422,7 +436,7 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
         let mut leaves = Vec::new();
         A::member_names(&a, names, &mut leaves);
         check_same(&loc, &leaves, &types, &vb, "in one branch", "in the other");
-        check_constants::<A>(&loc, &a, &b, "in one branch", "in the other");
+        check_constants::<A>(&loc, names, [&a, &b], "in one branch", "in the other");
         yield_in(first, &va);
         yield_in(second, &vb);
         let condition = self.value();
@@ -458,7 +472,7 @@ fn select_both<A: Carried, B: Carried<Handle = A::Handle>>(
         (*a, *b) = (first, second);
     }
     check_same(loc, &leaves, &types_of(&va), &vb, "in one branch", "in the other");
-    check_constants::<A>(loc, &a, &b, "in one branch", "in the other");
+    check_constants::<A>(loc, names, [&a, &b], "in one branch", "in the other");
     let chosen: Vec<Value> =
         zip(conditions, va.iter().zip(&vb)).map(|(c, (&a, &b))| emit(|builder| builder.select(c, a, b))).collect();
     A::rebuild(&a, &mut chosen.into_iter())

@@ -165,17 +165,15 @@ pub(crate) fn combining<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) ->
 
 /// Records ops into the current region, as those of a combining function. Also returns these ops.
 pub(crate) fn combining_here<R>(body: impl FnOnce() -> R) -> (R, Vec<(Op, Loc)>) {
-    let current = || {
-        with(|r| match r.blocks.last() {
-            Some(&block) => block,
-            None => panic!("internal compiler error: no open region; please report this"),
-        })
-    };
-    let before = ops_of(current()).len();
+    let current = with(|r| match r.blocks.last() {
+        Some(&block) => block,
+        None => panic!("internal compiler error: no open region; please report this"),
+    });
+    let before = with(|r| r.func.block(current).ops.len());
     let outer = with(|r| std::mem::replace(&mut r.combining, true));
     let result = body();
     with(|r| r.combining = outer);
-    (result, ops_of(current()).split_off(before))
+    (result, ops_since(current, before))
 }
 
 /// Whether a combining function is being recorded.
@@ -196,8 +194,13 @@ pub(crate) fn inline(block: BlockId) {
 
 /// The ops of a region.
 pub(crate) fn ops_of(block: BlockId) -> Vec<(Op, Loc)> {
+    ops_since(block, 0)
+}
+
+/// The ops of a region after the first `before` of them.
+fn ops_since(block: BlockId, before: usize) -> Vec<(Op, Loc)> {
     with(|r| {
-        let ops = &r.func.block(block).ops;
+        let ops = &r.func.block(block).ops[before..];
         ops.iter().map(|&id| (r.func.op(id).op.clone(), r.func.op(id).loc.clone())).collect()
     })
 }

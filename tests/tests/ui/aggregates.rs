@@ -6,6 +6,21 @@ use tilewright::prelude::*;
 struct Number {
     x: Tile<f32>,
     n: i32,
+    size: usize,
+    offset: isize,
+    byte: u8,
+    precision: Precision,
+    #[constexpr = 3]
+    three: usize,
+    #[constexpr(bad)]
+    bad: usize,
+}
+
+#[aggregate]
+struct Constant {
+    x: Tile<f32>,
+    #[constexpr]
+    byte: u8,
 }
 
 #[aggregate]
