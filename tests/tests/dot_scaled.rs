@@ -232,6 +232,9 @@ fn every_scale_is_decoded() {
     let size = Size { group: 16, ..size };
     let twice = Codes { codes: (0..512).map(|at| F8E4M3((at / 2) as u8)).collect(), value: e4m3 };
     check(size, (&a, &identity(8, 32)), [&twice, &twice], true, 0);
+    // Elements with as many bits as a scale: their products have all bits of bf16.
+    let a = rows(DotFormat::E4m3, e4m3, (0..=255).map(F8E4M3), F8E4M3(0x3f));
+    check(size, (&a, &identity(8, 32)), [&twice, &twice], true, 0);
 }
 
 /// Numbers of which each is one of the first `count` codes.
