@@ -85,8 +85,8 @@ pub fn paged_matmul<T: Float>(
     store(c + (offs_m * n_tile + offs_n), acc);
 }
 
-/// As `paged_matmul`, through block pointers, for a [m_tile, k] and pages [rows, n_tile]: the producer of a specialized kernel
-/// loads the table.
+/// As `paged_matmul`, through block pointers, for a [m_tile, k] and pages [rows, n_tile]: the producer of a specialized
+/// kernel loads the table. With `add`, its entries are added to each element of c.
 #[kernel]
 pub fn paged_block_matmul<T: Float>(
     a: In<T>,
@@ -98,9 +98,11 @@ pub fn paged_block_matmul<T: Float>(
     #[constexpr] m_tile: usize,
     #[constexpr] n_tile: usize,
     #[constexpr] page: usize,
+    #[constexpr] add: bool,
 ) {
     let mut acc = zeros::<f32>([m_tile, n_tile]);
     for l in range(0, k / page) {
+        let id = load(table + l);
         let a_block = make_block_ptr(
             a,
             shape = [m_tile, k],
@@ -112,19 +114,22 @@ pub fn paged_block_matmul<T: Float>(
             pages,
             shape = [rows, n_tile],
             strides = [n_tile, 1],
-            offsets = [load(table + l) * page, 0],
+            offsets = [id * page, 0],
             block_shape = [page, n_tile],
         );
         let at = load(a_block, boundary_check = [0, 1], padding = zero);
         let bt = load(b_block, boundary_check = [0, 1], padding = zero);
         acc = dot(at, bt, acc);
+        if add {
+            acc += id.to::<f32>();
+        }
     }
     let offs = arange(0, m_tile).expand_dims(1) * n_tile + arange(0, n_tile).expand_dims(0);
     store(c + offs, acc);
 }
 
 /// `c = a · b[rows]`, for a [m_tile, k], b [_, n_tile] and c [m_tile, n_tile], all row-major: rows of b are gathered by
-/// their indices.
+/// their indices. With `add`, the indices are added to each element of c.
 #[kernel]
 pub fn gathered_matmul<T: Float>(
     a: In<T>,
@@ -135,6 +140,7 @@ pub fn gathered_matmul<T: Float>(
     #[constexpr] m_tile: usize,
     #[constexpr] n_tile: usize,
     #[constexpr] k_tile: usize,
+    #[constexpr] add: bool,
 ) {
     let (offs_m, offs_n) = (arange(0, m_tile).expand_dims(1), arange(0, n_tile).expand_dims(0));
     let mut acc = zeros::<f32>([m_tile, n_tile]);
@@ -144,6 +150,9 @@ pub fn gathered_matmul<T: Float>(
         let row = load(rows + offs_k, mask = offs_k < k);
         let bt = load(b + (row.expand_dims(1) * n_tile + offs_n), mask = offs_k.expand_dims(1) < k);
         acc = dot(at, bt, acc);
+        if add {
+            acc += sum(row).to::<f32>();
+        }
     }
     store(c + (offs_m * n_tile + offs_n), acc);
 }

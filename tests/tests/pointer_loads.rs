@@ -77,27 +77,31 @@ fn pages_and_rows_are_gathered() {
         let rows: Vec<usize> = (0..k).map(|l| table[l / PAGE] * PAGE + l % PAGE).collect();
         let a = HostTensor::random(dtype, &[M, k], &[k, 1], &mut random);
         let pages = HostTensor::random(dtype, &[7 * PAGE, N], &[N, 1], &mut random);
-        let (table, row_list) = (HostTensor::indices(&table), HostTensor::indices(&rows));
+        let (pages_of, row_list) = (HostTensor::indices(&table), HostTensor::indices(&rows));
         let want = product(&a.values(), |l, j| pages.values()[rows[l] * N + j], [M, N, k]);
         for form in forms() {
             let mut c = HostTensor::poisoned(DType::F32, &[M, N], &[N, 1]);
-            let args = &mut [Arg::In(&a), Arg::In(&pages), Arg::In(&table), Arg::Out(&mut c), Arg::from(count)];
+            let args = &mut [Arg::In(&a), Arg::In(&pages), Arg::In(&pages_of), Arg::Out(&mut c), Arg::from(count)];
             let consts = consts! { m_tile = M, n_tile = N, page = PAGE };
             interpret(form, &PAGED_MATMUL, &[dtype], consts, [1, 1, 1], args);
             c.check(&format!("{count} pages, {form:?}"), &want, 1e-5);
+        }
+        for (form, add) in forms().into_iter().flat_map(|form| [(form, false), (form, true)]) {
+            let more = |indices: &[usize]| if add { indices.iter().sum::<usize>() as f64 } else { 0.0 };
+            let plus = |x: f64| want.iter().map(|y| y + x).collect::<Vec<f64>>();
 
             let mut c = HostTensor::poisoned(DType::F32, &[M, N], &[N, 1]);
-            let tensors = [Arg::In(&a), Arg::In(&pages), Arg::In(&table), Arg::Out(&mut c)];
+            let tensors = [Arg::In(&a), Arg::In(&pages), Arg::In(&pages_of), Arg::Out(&mut c)];
             let args = &mut tensors.into_iter().chain([k, 7 * PAGE].map(Arg::from)).collect::<Vec<Arg>>();
-            let consts = consts! { m_tile = M, n_tile = N, page = PAGE };
+            let consts = consts! { m_tile = M, n_tile = N, page = PAGE, add = add };
             interpret(form, &PAGED_BLOCK_MATMUL, &[dtype], consts, [1, 1, 1], args);
-            c.check(&format!("{count} pages through block pointers, {form:?}"), &want, 1e-5);
+            c.check(&format!("{count} pages through block pointers, {form:?}, {add}"), &plus(more(&table)), 1e-5);
 
             let mut c = HostTensor::poisoned(DType::F32, &[M, N], &[N, 1]);
             let args = &mut [Arg::In(&a), Arg::In(&pages), Arg::In(&row_list), Arg::Out(&mut c), Arg::from(k)];
-            let consts = consts! { m_tile = M, n_tile = N, k_tile = PAGE };
+            let consts = consts! { m_tile = M, n_tile = N, k_tile = PAGE, add = add };
             interpret(form, &GATHERED_MATMUL, &[dtype], consts, [1, 1, 1], args);
-            c.check(&format!("{k} rows, {form:?}"), &want, 1e-5);
+            c.check(&format!("{k} rows, {form:?}, {add}"), &plus(more(&rows)), 1e-5);
         }
     }
 }
@@ -138,7 +142,8 @@ fn count(func: &Func, is: impl Fn(&Op) -> bool) -> usize {
 /// The producer loads the page table: once per iteration in its own loop, and nobody else does.
 #[test]
 fn a_producer_loads_scalars() {
-    let func = recorded(&PAGED_BLOCK_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize });
+    let func =
+        recorded(&PAGED_BLOCK_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize, add = false });
     let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
     let options = CompileOptions { num_warps: 4, num_stages: 3, schedule, ..CompileOptions::default() };
     let (gpu_func, notes) = compiled(&func, GpuArch::Sm90a, &options);
@@ -159,7 +164,7 @@ fn loops_prefetch_loads_through_pointers() {
     let options = CompileOptions { num_stages: 3, ..CompileOptions::default() };
     let matmul = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize, wrap = false, group = 8usize };
     let paged = consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize };
-    let gathered = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize };
+    let gathered = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize, add = false };
     for (def, consts, indices) in
         [(&POINTER_MATMUL, matmul, 0), (&PAGED_MATMUL, paged, 4), (&GATHERED_MATMUL, gathered, 4)]
     {
@@ -190,7 +195,7 @@ fn loops_prefetch_wrapped_loads_of_launches() {
     // Launches of the other kernels have nothing to check.
     for (def, consts) in [
         (&PAGED_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize }),
-        (&GATHERED_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize }),
+        (&GATHERED_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize, add = false }),
     ] {
         assert!(!assume_ranges::run(&mut recorded(def, consts)), "{}", def.name);
     }

@@ -13,7 +13,7 @@
 //! [`choose()`] makes the schedule. `specialize_warps`, `pipeline_loads` and `rotate_loops` carry it out.
 
 pub mod candidates;
-mod overlap;
+pub mod overlap;
 pub mod partitions;
 mod prefetch;
 mod slice;

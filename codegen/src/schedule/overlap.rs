@@ -106,7 +106,7 @@ impl Overlap {
                 (loading, loading + prefetch.stages.saturating_sub(1))
             }
         };
-        let only_ahead = only_ahead(func, region, &ahead, loads);
+        let only_ahead = only_ahead(func, region, &ahead, |id| loads.iter().any(|c| c.load == id));
         let first_wait = func
             .block(region)
             .ops
@@ -138,12 +138,12 @@ impl Overlap {
 }
 
 /// The ops ahead that only addresses of prefetched loads depend on.
-fn only_ahead(func: &Func, region: BlockId, ahead: &[OpId], loads: &[Candidate]) -> HashSet<OpId> {
+pub fn only_ahead(func: &Func, region: BlockId, ahead: &[OpId], is_load: impl Fn(OpId) -> bool) -> HashSet<OpId> {
     let end = func.terminator(region);
     let mut only: HashSet<OpId> = ahead.iter().copied().collect();
     let params = &func.block(region).params;
     loop {
-        let is_ahead = |id: OpId| only.contains(&id) || loads.iter().any(|c| c.load == id);
+        let is_ahead = |id: OpId| only.contains(&id) || is_load(id);
         let param_is_ahead = |v: Value| func.uses(v).iter().all(|used| is_ahead(used.op));
         let stays = |&id: &OpId| {
             let users = func.op(id).results.iter().flat_map(|&v| func.uses(v));

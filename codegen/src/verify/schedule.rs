@@ -4,6 +4,7 @@ use super::{Check, Rule, Violation};
 use crate::ir::nested::uses;
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Partition, Placement, Stage, Type, Value};
 use crate::schedule::candidates::ahead_ops;
+use crate::schedule::overlap::only_ahead;
 use crate::schedule::stages;
 use std::collections::HashMap;
 
@@ -89,14 +90,20 @@ impl Body<'_> {
 
     /// A load into a ring: its address is known ahead, and its ring keeps a tile until the last read.
     fn load_ahead(&self, id: OpId, place: Placement) -> Check {
-        for op in ahead_ops(self.func, self.region, self.func.op(id).operands.iter().copied().take(2)) {
+        let ahead = ahead_ops(self.func, self.region, self.func.op(id).operands.iter().copied().take(2));
+        let has_ring = |op: OpId| self.func.op(op).place.is_some_and(|at| at.depth.is_some());
+        let only_ahead = only_ahead(self.func, self.region, &ahead, has_ring);
+        for op in ahead {
             let data = self.func.op(op);
             let is_pure = data.op.effects() == Effects::Pure && data.regions.is_empty();
             // A producer waits for the scalars that it loads itself.
             let is_before = |at: Placement| {
                 let is_scalar = !self.func.ty(self.func.result(op)).is_tensor();
                 let producer = Partition::Producer;
+                // A load that the main stage uses too stays there, and is repeated ahead.
+                let is_repeated = at.stage == self.main && !only_ahead.contains(&op);
                 at.stage < place.stage
+                    || is_repeated && (is_scalar || place.partition == Partition::Consumer)
                     || is_scalar && at.stage == place.stage && [at.partition, place.partition] == [producer; 2]
             };
             let is_known = matches!(data.op, Op::Load { .. }) && data.place.is_some_and(is_before);
