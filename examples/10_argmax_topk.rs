@@ -36,6 +36,8 @@ pub fn argmax_rows(
 /// Each reduction finds one element, which is then masked; the row stays in registers. This is fast for small k.
 #[kernel]
 pub fn top_k(x: In<f32>, values: Out<f32>, indices: Out<i32>, cols: i32, k: i32, #[constexpr] tile: usize) {
+    // A launch with wider rows, or for more elements than a row has, is refused.
+    assume(cols <= tile && k <= cols);
     let row = program_id(0).to::<i64>();
     let col = arange(0, tile);
     let mut left = load(x + row * cols + col, mask = col < cols, other = f32::NEG_INFINITY);

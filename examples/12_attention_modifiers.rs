@@ -1,5 +1,6 @@
 //! Attention with modifiers of one's own: the mask of a model that reads a few tokens ahead, as streaming speech
-//! recognition does, and a learned bias per distance. The kernels of the library call them while they are traced, forward and backward.
+//! recognition does, and a learned bias per distance. The kernels of the library call them while they are traced,
+//! forward and backward.
 
 use tilewright::bench::do_bench;
 use tilewright::kernels::attention::modifiers::{

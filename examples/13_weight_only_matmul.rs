@@ -1,8 +1,8 @@
 //! Weight-only quantized matmul: weights of 8 or 4 bits with a scale per group, activations in f16 or bf16.
 //!
 //! With few rows of activations, as in decoding, a linear layer takes the time of reading its weights; 4 bits are a
-//! quarter of f16. The product is computed transposed: c's tile is (w aᵀ)ᵀ. Tensor cores take their left operand from registers, where the
-//! weights are converted, and a few rows of a need no tile of 64.
+//! quarter of f16. The product is computed transposed: c's tile is (w aᵀ)ᵀ. Tensor cores take their left operand from
+//! registers, where the weights are converted, and a few rows of a need no tile of 64.
 
 #[path = "common/mod.rs"]
 pub mod common;
@@ -18,7 +18,7 @@ use tilewright::prelude::*;
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = [4, 8], num_stages = [3, 4]),
         Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = [3, 4]),
     ],
-    key = [bits, m, n, k],
+    key = [bits, group, m, n, k],
 )]
 // ANCHOR: kernel
 /// c = a · wᵀ, where w[j, l] = (q[j, l] − 2^(bits − 1)) · scale[l / group, j].
@@ -37,6 +37,7 @@ pub fn weight_only_matmul<T: Float>(
     #[constexpr] n_tile: usize,
     #[constexpr] k_tile: usize,
 ) {
+    static_assert(group % k_tile == 0, "a tile has one scale per row of w: group is a multiple of k_tile");
     let (column, row) = (program_id(0) * n_tile, program_id(1) * m_tile);
     let mut acc = zeros::<f32>([n_tile, m_tile]);
     for l in range(0, k, k_tile) {

@@ -15,8 +15,8 @@ use tilewright::prelude::*;
 // ANCHOR: kernel
 /// The attention of each split of the keys: o, and the base-2 log-sum-exp of its scores.
 ///
-/// Page `table[b, i]` holds the keys i · page … of sequence b, of which there are `lengths[b]`. `scale` is for
-/// exponentials to base 2. `rows` ≥ group is at least 16, as tensor cores need.
+/// Page `table[b, i]` holds the keys i · page … of sequence b, of which there are `lengths[b]`. A page outside of the
+/// pool holds no keys. `scale` is for exponentials to base 2. `rows` ≥ group is at least 16, as tensor cores need.
 #[kernel(grid = (splits, heads, batch))]
 pub fn paged_decode<T: Float>(
     q: Tensor<T, (batch, heads, group, d)>,
@@ -32,6 +32,7 @@ pub fn paged_decode<T: Float>(
     #[constexpr] d: usize,
     #[constexpr] tile: usize,
 ) {
+    assume(group <= rows);
     let (split, head, entry) = (program_id(0), program_id(1), program_id(2));
     // A launch proves that accesses are in bounds, whatever is in memory: so lengths and pages are limited.
     let length = clamp(load(lengths.ptr() + entry), 0, most * page);
@@ -42,12 +43,12 @@ pub fn paged_decode<T: Float>(
     let mut acc = zeros::<f32>([rows, d]);
     for first in range(split * each, minimum(split * each + each, length), tile) {
         let key = first + arange(0, tile);
-        let seen = key < length;
-        let id = load(table.index([entry]).ptr() + key / page, mask = seen, other = -1).expand_dims(1);
-        let row = (id * page + key.expand_dims(1) % page).to::<i64>() * k.stride(1) + head * k.stride(2);
-        let (at, mask) = (row + arange(0, d).expand_dims(0), id >= 0 && id < pages);
-        let kt = load(k.ptr() + at, mask = mask);
-        let vt = load(v.ptr() + at, mask = mask);
+        let id = load(table.index([entry]).ptr() + key / page, mask = key < length, other = -1);
+        let seen = id >= 0 && id < pages;
+        let row = (id * page + key % page).to::<i64>() * k.stride(1) + head * k.stride(2);
+        let at = row.expand_dims(1) + arange(0, d).expand_dims(0);
+        let kt = load(k.ptr() + at, mask = seen.expand_dims(1));
+        let vt = load(v.ptr() + at, mask = seen.expand_dims(1));
         let s = where_(seen.expand_dims(0), dot(qt, kt.t()) * scale, f32::NEG_INFINITY);
         let next = maximum(peak, max(s, axis = 1));
         let p = exp2(s - next.expand_dims(1));
@@ -61,7 +62,7 @@ pub fn paged_decode<T: Float>(
     store(lse.index([split, entry, head]).block([0], [rows]), peak + log2(total), boundary_check = [0]);
 }
 
-/// The attention over all keys, from that of `splits` splits; a program per row.
+/// The attention over all keys, from that of `splits` ≤ `most` splits; a program per row. Without keys it is 0.
 #[kernel(grid = rows)]
 pub fn combine_splits<T: Float>(
     partial: Tensor<f32, (splits, rows, d)>,
@@ -70,11 +71,13 @@ pub fn combine_splits<T: Float>(
     #[constexpr] most: usize,
     #[constexpr] d: usize,
 ) {
+    assume(splits <= most);
     let (row, split) = (program_id(0), arange(0, most));
     let weight = load(lse.ptr() + split * lse.stride(0) + row, mask = split < splits, other = f32::NEG_INFINITY);
-    let weight = exp2(weight - max(weight));
+    let weight = exp2(weight - maximum(max(weight), f32::MIN));
+    let total = sum(weight);
     let all = load(partial.block([0, row, 0], [most, 1, d]), boundary_check = [0]).reshape([most, d]);
-    let ot = sum(all * weight.expand_dims(1), axis = 0) / sum(weight);
+    let ot = sum(all * weight.expand_dims(1), axis = 0) / where_(total == 0.0, 1.0, total);
     store(o.index([row]).block([0], [d]), ot.to::<T>());
 }
 // ANCHOR_END: kernel
@@ -91,11 +94,17 @@ struct Shape {
 
 fn case(device: &Device, shape: Shape, bench: bool) -> Outcome<Row> {
     let Shape { batch, heads, group, d, page, longest, splits } = shape;
-    let lengths: Vec<i32> = (0..batch).map(|b| (longest - b * 37 % (longest / 2)) as i32).collect();
+    let mut lengths: Vec<i32> = (0..batch).map(|b| (longest - b * 37 % (longest / 2)) as i32).collect();
     let most = longest.div_ceil(page);
     let pages = batch * most;
-    // Each page of the pool belongs to one sequence, in an order that is a permutation: the multiplier is odd and prime.
-    let table: Vec<i32> = (0..pages).map(|i| (i * 7919 % pages) as i32).collect();
+    // Each page of the pool belongs to one sequence, in an order that is a permutation: 7919 is a prime that does not
+    // divide `pages`.
+    let mut table: Vec<i32> = (0..pages).map(|i| (i * 7919 % pages) as i32).collect();
+    if !bench {
+        // A sequence without keys, and pages outside of the pool.
+        lengths[batch - 1] = 0;
+        (table[1], table[most + 2]) = (-1, pages as i32);
+    }
     let half = |len: usize, frequency: f32| to(&wave(len, frequency), bf16::from_f32);
     let q: Vec<bf16> = half(batch * heads * group * d, 0.7);
     let (k, v): (Vec<bf16>, Vec<bf16>) = (half(pages * page * heads * d, 0.3), half(pages * page * heads * d, 1.1));
@@ -134,11 +143,17 @@ fn case(device: &Device, shape: Shape, bench: bool) -> Outcome<Row> {
     let want = |at: usize| {
         let (row, column) = (at / d, at % d);
         let (b, head) = (row / (heads * group), row / group % heads);
-        let cached = |key: usize| ((table[b * most + key / page] as usize * page + key % page) * heads + head) * d;
-        let dot = |key: usize| (0..d).map(|x| q[row * d + x].to_f64() * k[cached(key) + x].to_f64()).sum::<f64>();
-        let weights: Vec<f64> = (0..lengths[b] as usize).map(|key| (dot(key) * scale).exp()).collect();
-        let sum = weights.iter().enumerate().map(|(key, w)| w * v[cached(key) + column].to_f64()).sum::<f64>();
-        sum / weights.iter().sum::<f64>()
+        let cached = |key: usize| {
+            let id = usize::try_from(table[b * most + key / page]).ok().filter(|id| *id < pages)?;
+            Some(((id * page + key % page) * heads + head) * d)
+        };
+        let dot = |at: usize| (0..d).map(|x| q[row * d + x].to_f64() * k[at + x].to_f64()).sum::<f64>();
+        let (mut sum, mut total) = (0.0, 0.0);
+        for at in (0..lengths[b] as usize).filter_map(cached) {
+            let weight = (dot(at) * scale).exp();
+            (sum, total) = (sum + weight * v[at + column].to_f64(), total + weight);
+        }
+        if total == 0.0 { 0.0 } else { sum / total }
     };
     let error = check("o", &o.to_vec()?, 1024, 5e-3, want)?;
     let keys: usize = lengths.iter().map(|n| *n as usize).sum();
@@ -151,7 +166,7 @@ fn case(device: &Device, shape: Shape, bench: bool) -> Outcome<Row> {
 /// # Errors
 /// A result that differs from its definition, and errors of launches.
 pub fn cases(device: &Device, bench: bool) -> Outcome<Vec<Row>> {
-    let small = [Shape { batch: 2, heads: 2, group: 3, d: 32, page: 16, longest: 90, splits: 3 }];
+    let small = [Shape { batch: 3, heads: 2, group: 3, d: 32, page: 16, longest: 90, splits: 3 }];
     let large = [Shape { batch: 64, heads: 8, group: 4, d: 128, page: 16, longest: 4096, splits: 4 }];
     let shapes = if bench { large } else { small };
     shapes.into_iter().map(|shape| case(device, shape, bench)).collect()

@@ -19,6 +19,7 @@ pub fn gate(
     #[constexpr] top: usize,
     #[constexpr] tile: usize,
 ) {
+    assume(experts <= tile && top <= experts);
     let (token, expert) = (program_id(0), arange(0, tile));
     let row = load(logits.index([token]).ptr() + expert, mask = expert < experts, other = f32::NEG_INFINITY);
     let peak = max(row);

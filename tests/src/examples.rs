@@ -26,7 +26,7 @@ mod math_functions;
 #[path = "../../examples/03_matmul.rs"]
 mod matmul;
 #[path = "../../examples/14_paged_decoding.rs"]
-mod paged_decoding;
+pub mod paged_decoding;
 #[path = "../../examples/09_persistent_matmul.rs"]
 mod persistent_matmul;
 #[path = "../../examples/20_variable_length_attention.rs"]
@@ -41,7 +41,7 @@ mod windowed_attention;
 #[path = "../../examples/18_bias_gelu_dropout.rs"]
 mod bias_gelu_dropout;
 #[path = "../../examples/17_mixture_of_experts.rs"]
-mod mixture_of_experts;
+pub mod mixture_of_experts;
 #[path = "../../examples/15_selective_scan.rs"]
 mod selective_scan;
 #[path = "../../examples/16_welford_layer_norm.rs"]
@@ -108,13 +108,16 @@ pub struct Variant {
     pub def: &'static KernelDef,
     pub dtypes: Vec<DType>,
     pub consts: Vec<(&'static str, ConstValue)>,
+    /// How many of them, from the first on, no configuration sets.
+    pub fixed: usize,
     /// Those of a configuration, or the defaults.
     pub options: CompileOptions,
 }
 
 fn variant(def: &'static KernelDef, dtypes: &[DType], consts: &[(&'static str, i64)]) -> Variant {
+    let fixed = consts.len();
     let consts = consts.iter().map(|(name, value)| (*name, ConstValue::Int(*value))).collect();
-    Variant { def, dtypes: dtypes.to_vec(), consts, options: CompileOptions::default() }
+    Variant { def, dtypes: dtypes.to_vec(), consts, fixed, options: CompileOptions::default() }
 }
 
 /// Every configuration of an autotuned kernel, with these other constants.
@@ -126,12 +129,52 @@ fn tuned(
     let kernel = variant(autotune.def, dtypes, consts);
     autotune.configs().map(move |config| {
         let consts = kernel.consts.iter().cloned().chain(config.constants.iter().cloned()).collect();
-        Variant { def: kernel.def, dtypes: kernel.dtypes.clone(), consts, options: compile_options(&config) }
+        let (dtypes, options) = (kernel.dtypes.clone(), compile_options(&config));
+        Variant { def: kernel.def, dtypes, consts, fixed: kernel.fixed, options }
     })
 }
 
-/// Every kernel of the examples, as it is launched there; of those that are autotuned, one configuration.
+/// Every kernel of the examples, in one configuration for each choice of its constants that no configuration sets.
 pub fn variants() -> Vec<Variant> {
+    let (mut all, mut seen) = (Vec::new(), Vec::new());
+    for variant in simple().into_iter().chain(configurations()) {
+        let kernel = (variant.def.name, variant.dtypes.clone(), variant.consts[..variant.fixed].to_vec());
+        if !seen.contains(&kernel) {
+            seen.push(kernel);
+            all.push(variant);
+        }
+    }
+    all
+}
+
+/// The kernels of the examples that have a counterpart in Triton, those that are autotuned in every configuration, with
+/// constants of realistic sizes.
+pub fn configurations() -> Vec<Variant> {
+    let mut all = Vec::new();
+    all.extend(tuned(&persistent_matmul::PERSISTENT_MATMUL_AUTOTUNE, &[DType::BF16], &[("group", 8)]));
+    for bits in [8, 4] {
+        let consts = [("bits", bits), ("group", 128)];
+        all.extend(tuned(&weight_only_matmul::WEIGHT_ONLY_MATMUL_AUTOTUNE, &[DType::F16], &consts));
+    }
+    let consts = [("rows", 16), ("page", 16), ("d", 128)];
+    all.extend(tuned(&paged_decoding::PAGED_DECODE_AUTOTUNE, &[DType::BF16], &consts));
+    all.push(variant(&paged_decoding::COMBINE_SPLITS, &[DType::BF16], &[("most", 4), ("d", 128)]));
+    all.extend(tuned(&selective_scan::SELECTIVE_SCAN_AUTOTUNE, &[], &[("states", 16)]));
+    all.extend(tuned(&welford_layer_norm::WELFORD_LAYER_NORM_AUTOTUNE, &[DType::BF16], &[]));
+    all.push(variant(&mixture_of_experts::GATE, &[], &[("top", 2), ("tile", 8)]));
+    all.push(variant(&mixture_of_experts::ROUTE, &[], &[("tile", 1024)]));
+    let tiles = [("top", 2), ("m_tile", 128), ("n_tile", 128), ("k_tile", 64)];
+    let mut matmul = variant(&mixture_of_experts::EXPERT_MATMUL, &[DType::BF16], &tiles);
+    matmul.options.num_warps = 8;
+    all.push(matmul);
+    for def in [&bias_gelu_dropout::BIAS_GELU_DROPOUT_FWD, &bias_gelu_dropout::BIAS_GELU_DROPOUT_BWD] {
+        all.push(variant(def, &[DType::BF16], &[("tile", 1024)]));
+    }
+    all
+}
+
+/// The kernels of the examples that have no counterpart in Triton.
+fn simple() -> Vec<Variant> {
     let matmul_tiles = [("m_tile", 64), ("n_tile", 64), ("k_tile", 32)];
     let mut all = vec![
         variant(&vector_add::VECTOR_ADD, &[], &[("tile", 1024)]),
@@ -153,40 +196,8 @@ pub fn variants() -> Vec<Variant> {
         let mut matmul = variant(&matmul::MATMUL, &[], &matmul_tiles);
         matmul.consts.push(("group", ConstValue::Int(8)));
         matmul.consts.push(("activation", ConstValue::Variant(activation.to_string())));
+        matmul.fixed = matmul.consts.len();
         all.push(matmul);
-    }
-    let mut seen = Vec::new();
-    for variant in configurations() {
-        let constants = (variant.def.name, variant.consts.first().cloned());
-        if !seen.contains(&constants) {
-            seen.push(constants);
-            all.push(variant);
-        }
-    }
-    all
-}
-
-/// The autotuned kernels of the examples that have a counterpart in Triton, and their other kernels, in every configuration, with constants of realistic sizes.
-pub fn configurations() -> Vec<Variant> {
-    let mut all = Vec::new();
-    all.extend(tuned(&persistent_matmul::PERSISTENT_MATMUL_AUTOTUNE, &[DType::BF16], &[("group", 8)]));
-    for bits in [8, 4] {
-        let consts = [("bits", bits), ("group", 128)];
-        all.extend(tuned(&weight_only_matmul::WEIGHT_ONLY_MATMUL_AUTOTUNE, &[DType::F16], &consts));
-    }
-    let consts = [("rows", 16), ("page", 16), ("d", 128)];
-    all.extend(tuned(&paged_decoding::PAGED_DECODE_AUTOTUNE, &[DType::BF16], &consts));
-    all.push(variant(&paged_decoding::COMBINE_SPLITS, &[DType::BF16], &[("most", 4), ("d", 128)]));
-    all.extend(tuned(&selective_scan::SELECTIVE_SCAN_AUTOTUNE, &[], &[("states", 16)]));
-    all.extend(tuned(&welford_layer_norm::WELFORD_LAYER_NORM_AUTOTUNE, &[DType::BF16], &[]));
-    all.push(variant(&mixture_of_experts::GATE, &[], &[("top", 2), ("tile", 8)]));
-    all.push(variant(&mixture_of_experts::ROUTE, &[], &[("tile", 1024)]));
-    let tiles = [("top", 2), ("m_tile", 128), ("n_tile", 128), ("k_tile", 64)];
-    let mut matmul = variant(&mixture_of_experts::EXPERT_MATMUL, &[DType::BF16], &tiles);
-    matmul.options.num_warps = 8;
-    all.push(matmul);
-    for def in [&bias_gelu_dropout::BIAS_GELU_DROPOUT_FWD, &bias_gelu_dropout::BIAS_GELU_DROPOUT_BWD] {
-        all.push(variant(def, &[DType::BF16], &[("tile", 1024)]));
     }
     all
 }

@@ -1,11 +1,13 @@
 //! The examples run on the CPU, those of a user's list on the simulated GPU too, and `ptxas` assembles the PTX of their
 //! kernels. (The GPU tests run them on a GPU.)
 
-use tilewright::codegen::lang::kernel::Specialization;
+use tilewright::codegen::lang::kernel::{ConstValue, Specialization};
 use tilewright::codegen::pipeline;
-use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
+use tilewright::codegen::target::{Code, GpuArch, Target};
 use tilewright::prelude::*;
 use tilewright_tests::configurations::well_aligned;
+use tilewright_tests::examples::mixture_of_experts::Gate;
+use tilewright_tests::examples::paged_decoding::CombineSplits;
 use tilewright_tests::examples::{EXAMPLES, MAINS, Run, Variant, configurations, variants};
 use tilewright_tests::ptxas::{self, Resources};
 
@@ -79,12 +81,62 @@ fn examples_run_on_the_simulated_gpu() {
     }
 }
 
+/// Instead of results without some of the elements.
+#[test]
+fn constants_that_are_too_small_are_refused() {
+    let weights = || configurations().into_iter().find(|v| v.def.name == "weight_only_matmul").unwrap();
+    let with = |group: i64| {
+        let Variant { def, dtypes, mut consts, .. } = weights();
+        consts.iter_mut().find(|(name, _)| *name == "group").unwrap().1 = ConstValue::Int(group);
+        def.record(&dtypes, &consts, &Specialization::default()).map(drop)
+    };
+    with(256).unwrap();
+    let error = with(64).unwrap_err().to_string();
+    assert!(error.contains("group is a multiple of k_tile"), "{error}");
+
+    for device in [Device::cpu(), Device::simulated(GpuArch::Sm90a)] {
+        let combine = |splits: usize| {
+            let partial = Buffer::<f32>::zeros(&device, splits * 16).unwrap();
+            let lse = Buffer::<f32>::zeros(&device, splits).unwrap();
+            let mut o = Buffer::<f32>::poisoned(&device, 16).unwrap();
+            CombineSplits {
+                partial: &partial.tensor([splits, 1, 16]).unwrap(),
+                lse: &lse.tensor([splits, 1]).unwrap(),
+                o: &mut o.tensor_mut([1, 16]).unwrap(),
+                most: 4,
+            }
+            .launch(&device)
+        };
+        combine(4).unwrap();
+        let error = combine(5).unwrap_err().to_string();
+        assert!(error.contains("assume"), "{error}");
+
+        let gate = |experts: usize, top: usize| {
+            let logits = Buffer::<f32>::zeros(&device, experts).unwrap();
+            let mut weight = Buffer::<f32>::poisoned(&device, top).unwrap();
+            let mut chosen = Buffer::<i32>::poisoned(&device, top).unwrap();
+            Gate {
+                logits: &logits.tensor([1, experts]).unwrap(),
+                weight: &mut weight.tensor_mut([1, top]).unwrap(),
+                chosen: &mut chosen.tensor_mut([1, top]).unwrap(),
+                tile: 4,
+            }
+            .launch(&device)
+        };
+        gate(3, 2).unwrap();
+        for (experts, top) in [(5, 2), (1, 2)] {
+            let error = gate(experts, top).unwrap_err().to_string();
+            assert!(error.contains("assume"), "{error}");
+        }
+    }
+}
+
 #[test]
 fn configurations_do_not_spill_on_hopper() {
     let Some(ptxas) = ptxas::find() else { return };
     let mut failures = Vec::new();
     for variant in configurations() {
-        let ptx = ptx(&variant, &well_aligned(variant.def), GpuArch::Sm90a, &variant.options);
+        let ptx = ptx(&variant, &well_aligned(variant.def), GpuArch::Sm90a);
         match ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name()) {
             Ok(Resources { spills: 0, serialized: false, .. }) => {}
             other => failures.push(format!("{} {:?}: {other:?}", variant.def.name, variant.consts)),
@@ -100,7 +152,7 @@ fn ptxas_assembles_every_example() {
     for variant in variants() {
         for spec in [Specialization::default(), Specialization::aligned_memory(variant.def)] {
             for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-                let ptx = ptx(&variant, &spec, arch, &CompileOptions::default());
+                let ptx = ptx(&variant, &spec, arch);
                 let Some(ptxas) = &ptxas else { continue };
                 match ptxas::assemble(ptxas, &ptx, arch.name()) {
                     Ok(r) => println!("{} for {}: {r:?}", variant.def.name, arch.name()),
@@ -112,10 +164,10 @@ fn ptxas_assembles_every_example() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-fn ptx(variant: &Variant, spec: &Specialization, arch: GpuArch, options: &CompileOptions) -> String {
+fn ptx(variant: &Variant, spec: &Specialization, arch: GpuArch) -> String {
     let name = variant.def.name;
     let func = variant.def.record(&variant.dtypes, &variant.consts, spec).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let artifact = pipeline::compile(&func, &Target::Nvptx(arch), options, &mut ());
+    let artifact = pipeline::compile(&func, &Target::Nvptx(arch), &variant.options, &mut ());
     match artifact.unwrap_or_else(|e| panic!("{name} for {}: {e}", arch.name())).code {
         Code::Ptx(ptx) => ptx,
         Code::Object(_) => panic!("{name}: an object file instead of PTX"),
