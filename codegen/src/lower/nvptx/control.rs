@@ -58,6 +58,7 @@ impl Lowering<'_> {
             let init = self.regs(init);
             self.carry(param, &init, &before, &mut phis);
         }
+        let first = self.leaves_wgmma_in_flight(id).then(|| self.e.open_phi("i1", "true", &before));
         let less = if signed { "slt" } else { "ult" };
         let more = self.e.inst(format!("icmp {less} {index_ty} {index}, {upper}"));
         self.e.branch_if(&more, &body, &exit);
@@ -68,6 +69,10 @@ impl Lowering<'_> {
         self.e.close_phi(index_phi, &next, &end);
         let yields = self.terminator(region).to_vec();
         self.close(phis, &yields);
+        let not_entered = first.map(|(first, phi)| {
+            self.e.close_phi(phi, "false", &end);
+            first
+        });
         let has_tiles = params[1..].iter().any(|&p| func.ty(p).is_tensor());
         let hint = match unroll {
             Some(n) if *n > 1 => Some(format!("!\"llvm.loop.unroll.count\", i32 {n}")),
@@ -85,12 +90,28 @@ impl Lowering<'_> {
             None => self.e.branch(&head),
         }
         self.e.start_block(&exit);
+        if let Some(not_entered) = not_entered {
+            self.wait_where_entered(&not_entered);
+        }
         // The head dominates the exit: its phis are the results.
         for (&result, &param) in data.results.iter().zip(&params[1..]) {
             let regs = self.regs(param);
             self.values[result.0 as usize] = Some(regs);
         }
         Ok(())
+    }
+
+    /// Waits for all `wgmma`, unless the loop before it had no iteration.
+    ///
+    /// The accumulators of a loop without iterations are other registers. Where both come together, ptxas sees `wgmma` in
+    /// flight whose accumulators other instructions define, and serializes all of them (C7515).
+    fn wait_where_entered(&mut self, not_entered: &str) {
+        let (entered, done) = (self.e.new_label("entered"), self.e.new_label("done"));
+        self.e.branch_if(not_entered, &done, &entered);
+        self.e.start_block(&entered);
+        self.e.void("call void asm sideeffect \"wgmma.wait_group.sync.aligned 0;\", \"~{memory}\"() #1");
+        self.e.branch(&done);
+        self.e.start_block(&done);
     }
 
     pub(super) fn while_loop(&mut self, id: OpId) -> Result<()> {

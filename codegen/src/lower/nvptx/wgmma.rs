@@ -128,6 +128,16 @@ impl Lowering<'_> {
         [data.operands[3 + index], self.func.op(*last).operands[index]]
     }
 
+    /// Whether a loop ends with `wgmma` in flight that the next op waits for.
+    pub(super) fn leaves_wgmma_in_flight(&self, id: OpId) -> bool {
+        let awaited = |v: &Value| {
+            self.func.uses(*v).iter().any(|of| matches!(self.func.op(of.op).op, Op::WgmmaWait { pending: 0 }))
+        };
+        let region = self.func.op(id).regions[0];
+        let deferred = |&id: &OpId| matches!(self.func.op(id).op, Op::WgmmaWait { pending: 1.. });
+        self.func.block(region).ops.iter().any(deferred) && self.func.op(id).results.iter().any(awaited)
+    }
+
     fn loop_of(&self, block: BlockId) -> Option<OpId> {
         let is = |&id: &OpId| matches!(self.func.op(id).op, Op::For { .. }) && self.func.op(id).regions[0] == block;
         self.func.walk().into_iter().find(is)
