@@ -253,7 +253,7 @@ impl Kernel {
     }
 
     /// Compiles the kernel for `target` ("sm_80", "sm_86", "sm_89", "sm_90a" or "host"), ahead of time.
-    #[pyo3(signature = (target, types=None, options=None, multiple_of=None, equal_to=None, ptx_version=83, **constants))]
+    #[pyo3(signature = (target, types=None, options=None, multiple_of=None, equal_to=None, ptx_version=84, **constants))]
     fn compile(
         &self,
         py: Python<'_>,

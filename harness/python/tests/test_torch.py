@@ -105,6 +105,43 @@ def test_silu_swiglu_and_softmax(device, dtype):
     compare(tt.softmax, lambda x: torch.softmax(x, -1), (both,), dtype)
 
 
+def test_halves_of_views_with_an_offset(device):
+    whole = torch.randn(40, 24, device=device)
+    for view in (lambda x: x[5:8, 8:24], lambda x: x[39:, 8:], lambda x: x[::3, 2:10]):
+        x = whole.clone().requires_grad_()
+        exact = whole.double().requires_grad_()
+        found, expected = tt.swiglu(view(x)), plain_swiglu(view(exact))
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+        grad = torch.randn_like(expected)
+        (found_grad,) = torch.autograd.grad(found, x, grad.float())
+        (expected_grad,) = torch.autograd.grad(expected, exact, grad)
+        torch.testing.assert_close(found_grad.double(), expected_grad, rtol=1e-4, atol=1e-5)
+
+
+def test_tensors_in_place_of_numbers_are_errors(device):
+    x, number = torch.randn(2, 2, 4, 8, device=device), torch.ones((), device=device, requires_grad=True)
+    for call in (
+        lambda: tt.attention(x, x, x, scale=number),
+        lambda: tt.attention(x, x, x, softcap=number),
+        lambda: tt.rms_norm(x, x[0, 0, 0], eps=number),
+        lambda: tt.layer_norm(x, x[0, 0, 0], eps=number),
+        lambda: tt.rope(x, base=number),
+    ):
+        with pytest.raises(TypeError, match="expected a number"):
+            call()
+
+
+def test_tensors_without_memory_beside_others_are_errors(device):
+    x = torch.randn(4, 8, device=device)
+    for call in (
+        lambda: tt.rms_norm(x, torch.ones(8, device="meta")),
+        lambda: tt.matmul(x, torch.ones(8, 4, device="meta")),
+        lambda: tt.swiglu(x, torch.ones(4, 8, device="meta")),
+    ):
+        with pytest.raises(ValueError, match="different devices"):
+            call()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens_first", [False, True])
 def test_rope(device, dtype, tokens_first):

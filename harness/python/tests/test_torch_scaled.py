@@ -58,6 +58,16 @@ def test_compiled_graphs(device):
     torch.testing.assert_close(step(a, b), tt.scaled_mm(a, b.t(), scale, scale) + 1)
 
 
+def test_compiled_graphs_of_other_shapes(device):
+    step = torch.compile(
+        lambda a, b, x, y: tt.scaled_mm(a, b.t(), x, y), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for m in (32, 48, 1, 7):
+        a, b = operands(device, torch.float8_e4m3fn, (m, 64, 96))
+        x, y = torch.rand(m, 1, device=device), torch.rand(1, 64, device=device)
+        torch.testing.assert_close(step(a, b, x, y), tt.scaled_mm(a, b.t(), x, y))
+
+
 def test_mistakes(device):
     a, b = operands(device, torch.float8_e4m3fn, (32, 64, 96))
     scale = torch.ones(1, device=device)
@@ -69,7 +79,12 @@ def test_mistakes(device):
         (lambda: tt.scaled_mm(a, b.t(), scale.double(), scale), tilewright.Error, "f64"),
         (lambda: tt.scaled_mm(a, b.t(), scale, scale, out_dtype=torch.int32), ValueError, "out_dtype"),
         (lambda: tt.scaled_mm(a[0], b.t(), scale, scale), ValueError, "matrices"),
+        (lambda: tt.scaled_mm(a, b.t(), torch.ones(1, 32, device=device), scale), ValueError, "scale_a"),
+        (lambda: tt.scaled_mm(a, b.t(), scale, torch.ones(64, 1, device=device)), ValueError, "scale_b"),
+        (lambda: tt.scaled_mm(a, b.t(), scale.clone().requires_grad_(), scale), ValueError, "no gradient"),
+        (lambda: tt.scaled_mm(a, b.t(), 1.0, scale), TypeError, "scale_a"),
         (lambda: tt.int_mm(a, b.t()), ValueError, "int8 or uint8"),
+        (lambda: tt.int_mm(*(torch.ones(shape, dtype=torch.uint8) for shape in ((1, 33026), (33026, 1)))), tilewright.Error, "33025"),
     ):
         with pytest.raises(error, match=text):
             call()

@@ -52,7 +52,7 @@ class Kernel:
         options: dict[str, Any] | None = None,
         multiple_of: dict[str, int] | None = None,
         equal_to: dict[str, int] | None = None,
-        ptx_version: int = 83,
+        ptx_version: int = 84,
         **constants: Any,
     ) -> Compiled:
         """Compiles the kernel for "sm_80", "sm_86", "sm_89", "sm_90a" or "host" (this CPU).

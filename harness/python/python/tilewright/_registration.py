@@ -28,8 +28,17 @@ def kernel(schema: str, fake: Callable[..., Any], run: Callable[..., Any] | None
     Callers get the exceptions of the extension module, where PyTorch's dispatcher makes RuntimeError of all.
     """
     name = schema.split("(")[0]
+
+    def checked(*args: Any) -> Any:
+        # PyTorch also calls it for a mix of tensors with and without memory, as in a model that is loaded in part.
+        devices = {x.device for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, Tensor)}
+        if len({device.type for device in devices}) > 1:
+            found = " and ".join(sorted(map(str, devices)))
+            raise ValueError(f"{name}: its arguments are on different devices: {found}")
+        return fake(*args)
+
     _library.define(schema, tags=_TAGS)
-    torch.library.register_fake(f"tilewright::{name}", fake, lib=_library)
+    torch.library.register_fake(f"tilewright::{name}", checked, lib=_library)
     if run is not None:
         _library.impl(name, run, "CompositeExplicitAutograd")
     overload = getattr(_kernels, name).default

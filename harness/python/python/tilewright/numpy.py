@@ -169,10 +169,19 @@ def softmax_backward(y: Array, grad_y: Array) -> Array:
     return grad_x
 
 
+def _of_rows(targets: Array, logits: Array) -> Array:
+    """Targets, one for each row of logits, as a vector."""
+    if tuple(targets.shape) != tuple(logits.shape[:-1]):
+        raise ValueError(
+            f"targets: expected the shape of the logits without classes, {list(logits.shape[:-1])}, found {list(targets.shape)}"
+        )
+    return targets.reshape(-1)
+
+
 def cross_entropy_forward(logits: Array, targets: Array, ignore_index: int = -100) -> tuple[Array, Array]:
     """The losses [rows] and log-sum-exps [rows] of logits [..., d]; the loss of a row with target `ignore_index` is 0."""
     loss, lse = _float32(_rows(logits)), _float32(_rows(logits))
-    _native.cross_entropy_forward(logits, targets.reshape(-1), loss, lse, ignore_index)
+    _native.cross_entropy_forward(logits, _of_rows(targets, logits), loss, lse, ignore_index)
     return loss, lse
 
 
@@ -186,7 +195,7 @@ def cross_entropy_backward(
 ) -> Array:
     """The gradient of the logits, given lse of `cross_entropy_forward` and the gradients [rows] of the losses."""
     grad = _like(logits)
-    _native.cross_entropy_backward(logits, targets.reshape(-1), lse, grad_loss, grad, ignore_index)
+    _native.cross_entropy_backward(logits, _of_rows(targets, logits), lse, grad_loss, grad, ignore_index)
     return grad
 
 

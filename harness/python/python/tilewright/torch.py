@@ -69,6 +69,18 @@ def _precision(name: str | None) -> int:
     return _PRECISIONS[name]
 
 
+def _expect_numbers(**numbers: object) -> None:
+    """Raises for tensors where a number is expected: their gradient would be lost."""
+    for name, number in numbers.items():
+        if isinstance(number, Tensor):
+            raise TypeError(f"{name}: expected a number, found a tensor: pass its .item(), which has no gradient")
+
+
+def _expect_no_gradients(name: str, *tensors: Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise ValueError(f"{name} has no gradient: pass tensors that do not require one, as x.detach()")
+
+
 # Attention
 
 _attention_forward = kernel(
@@ -201,6 +213,8 @@ def attention(
       begin with 0, do not decrease, and do not exceed n_q and n_k. That is checked on the CPU; on a GPU, where a check
       would wait for the device, others give wrong rows, but no access outside of the tensors.
     """
+    if scale is not None or softcap is not None:
+        _expect_numbers(scale=scale, softcap=softcap)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if q.dim() != 4:
@@ -256,6 +270,7 @@ _rms_norm_op = Op(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """x / √(mean(x²) + eps) · weight for each row of x [..., d]. The weight [d] is converted to x's type."""
+    _expect_numbers(eps=eps)
     if torch.compiler.is_compiling():
         exact = x.float()
         y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
@@ -285,6 +300,7 @@ _layer_norm_op = Op(
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias for each row of x [..., d]. Weight and bias are converted to x's type."""
+    _expect_numbers(eps=eps)
     bias = torch.zeros_like(weight) if bias is None else bias
     if torch.compiler.is_compiling():
         exact = x.float()
@@ -650,6 +666,9 @@ def rope(
     """
     if x.dim() != 4 or x.shape[3] % 2 != 0:
         raise ValueError(f"rope: expected x [batch, heads, n, d] with an even d, found {list(x.shape)}")
+    _expect_numbers(base=base, start=start)
+    if positions is not None and start != 0:
+        raise ValueError(f"rope: expected start or positions, found both: start is {start}")
     if not 0 < base < float("inf"):
         raise ValueError(f"base: expected a positive finite number, found {base}")
     if torch.compiler.is_compiling():
@@ -715,7 +734,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: 
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-# Products of 8-bit matrices
+# 8-bit matmul
 
 # The result types of `scaled_mm`, as the kernels number them.
 _SCALED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -738,33 +757,52 @@ def scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """scale_a · scale_b · (a [m, k] · b [k, n]) for float8_e4m3fn, float8_e5m2, int8 or uint8: `torch._scaled_mm`.
+    """scale_a · scale_b · (a [m, k] · b [k, n]) for float8_e4m3fn, float8_e5m2, int8 or uint8, the same for both:
+    `torch._scaled_mm`.
 
     Scales are float32: one for the matrix, or one for each row of a ([m] or [m, 1]) and each column of b ([n] or
     [1, n]). Any strides; a row-major and b column-major, as `weight.t()`, are fastest. With `use_fast_accum`, sums of
-    8-bit floats have the precision of tensor cores (about 14 bits on Hopper), else sums of 128 products are added in
-    float32. Without a gradient.
+    8-bit floats have the precision of tensor cores (about 14 bits on Hopper), else sums of at most 128 products are added
+    in float32. Sums of integers are int32: at most 131071 columns of int8, 33025 of uint8. Without a gradient.
     """
     if out_dtype not in _SCALED_DTYPES:
         raise ValueError(f"scaled_mm: expected out_dtype bfloat16, float16 or float32, found {out_dtype!s:.200}")
-    _expect_products("scaled_mm", a, b)
+    _expect_matrices("scaled_mm", a, b)
+    whole_a = _is_one_scale("scale_a", scale_a, "[m] or [m, 1]", 1)
+    whole_b = _is_one_scale("scale_b", scale_b, "[n] or [1, n]", 0)
+    _expect_no_gradients("scaled_mm", a, b, scale_a, scale_b)
     scale_a, scale_b = scale_a.reshape(-1), scale_b.reshape(-1)
-    if (scale_a.numel() == 1) != (scale_b.numel() == 1):
-        scale_a, scale_b = scale_a.expand(a.shape[0]), scale_b.expand(b.shape[1])
+    if whole_a and not whole_b:
+        scale_a = scale_a.expand(a.shape[0])
+    if whole_b and not whole_a:
+        scale_b = scale_b.expand(b.shape[1])
     return _scaled_mm(a, b, scale_a, scale_b, _SCALED_DTYPES.index(out_dtype), use_fast_accum)
 
 
 def int_mm(a: Tensor, b: Tensor) -> Tensor:
     """a [m, k] · b [k, n] for int8 or uint8, in int32: `torch._int_mm`. Without a gradient."""
-    _expect_products("int_mm", a, b)
+    _expect_matrices("int_mm", a, b)
+    _expect_no_gradients("int_mm", a, b)
     if a.dtype.is_floating_point:
         raise ValueError(f"int_mm: expected int8 or uint8, found {a.dtype}")
     return _int_mm(a, b)
 
 
-def _expect_products(name: str, a: Tensor, b: Tensor) -> None:
+def _expect_matrices(name: str, a: Tensor, b: Tensor) -> None:
     if a.dim() != 2 or b.dim() != 2:
         raise ValueError(f"{name}: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
+
+
+def _is_one_scale(name: str, scale: Tensor, lines: str, axis: int) -> bool:
+    """Whether a scale is that of the whole matrix, not one for each of its rows or columns: of shape `lines`, in which
+    dimension `axis` of two is 1."""
+    if not isinstance(scale, Tensor):
+        raise TypeError(f"{name}: expected a float32 tensor, found {type(scale).__name__}")
+    if all(extent == 1 for extent in scale.shape):
+        return True
+    if scale.dim() == 1 or (scale.dim() == 2 and scale.shape[axis] == 1):
+        return False
+    raise ValueError(f"{name}: expected one number, or the shape {lines}, found {list(scale.shape)}")
 
 
 _native.register_torch_kernels(os.path.join(os.path.dirname(torch.__file__), "lib"))

@@ -60,8 +60,8 @@ fn run<T: ElementOf + Element, O: Num + Element>(
         Some([of_a, of_b]) => {
             let [of_a, of_b] = [of_a.tensor::<f32, 1>(call.arg("scale_a"))?, of_b.tensor(call.arg("scale_b"))?];
             match (of_a.shape(), of_b.shape()) {
-                ([1], [1]) => Scales::Matrices(of_a, of_b),
-                _ => Scales::Lines(of_a, of_b),
+                ([1], [1]) => Scales::PerTensor(of_a, of_b),
+                _ => Scales::Rowwise(of_a, of_b),
             }
         }
     };

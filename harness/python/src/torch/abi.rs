@@ -334,13 +334,13 @@ impl Handle {
         }
     }
 
-    /// A tensor on the same memory, whose first element is the storage's element `offset`.
+    /// A tensor on the same memory, whose first element is `offset` elements after that of this one.
     ///
     /// # Errors
     /// Those of PyTorch.
-    pub fn strided(&self, shape: &[i64], strides: &[i64], offset: u64) -> PyResult<Handle> {
+    pub fn strided(&self, shape: &[i64], strides: &[i64], offset: i64) -> PyResult<Handle> {
         let (mut tensor, rank) = (null_mut(), shape.len() as i64);
-        let (shape, strides, offset) = (shape.as_ptr(), strides.as_ptr(), offset as i64);
+        let (shape, strides) = (shape.as_ptr(), strides.as_ptr());
         // SAFETY: both have `rank` entries.
         let status = unsafe {
             (interface().aoti_torch__reinterpret_tensor)(self.0, rank, shape, strides, offset, &raw mut tensor)

@@ -185,10 +185,10 @@ fn halves(name: &str, x: &Array) -> PyResult<[Array; 2]> {
         let text = format!("{name}: expected an even number of columns, found the shape {:?}", &x.shape[..]);
         return Err(PyValueError::new_err(text));
     }
-    let (mut shape, first) = (x.shape.clone(), handle.offset()?);
+    let mut shape = x.shape.clone();
     *shape.last_mut().expect("it has a last dimension") = columns / 2;
     let half = |offset| Array::of_handle(name, handle.strided(&shape, &x.strides, offset)?);
-    Ok([half(first)?, half(first + (columns / 2 * stride) as u64)?])
+    Ok([half(0)?, half(columns / 2 * stride)?])
 }
 
 /// Reads x [..., d]: the tensor, or a copy if its leading dimensions are not one dimension in memory.
