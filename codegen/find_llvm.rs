@@ -38,7 +38,8 @@ pub fn link() -> Result<(), String> {
     let kind = match env::var(LINK).as_deref() {
         Ok("static") | Err(env::VarError::NotPresent) => "--link-static",
         Ok("shared") => "--link-shared",
-        other => return Err(format!("{LINK} must be `static` or `shared`, not {other:?}")),
+        Ok(other) => return Err(format!("{LINK}: expected `static` or `shared`, found `{other}`")),
+        Err(error) => return Err(format!("{LINK}: expected `static` or `shared`, found {error}")),
     };
     let ask = |arguments: &[&str]| ask(&config, arguments).map_err(|found| missing(&[found]));
     let folder = PathBuf::from(ask(&["--libdir"])?.trim());

@@ -16,7 +16,7 @@ fn fp8_matmul(
     [a_scale, w_scale]: [Tensor<'_, f32, 1>; 2],
     c: TensorMut<'_, bf16, 2>,
 ) -> Result<()> {
-    scaled_matmul::multiply(device, a, w.transposed(0, 1), Scales::Lines(a_scale, w_scale), true, c)
+    scaled_matmul::multiply(device, a, w.transposed(0, 1), Scales::Rowwise(a_scale, w_scale), true, c)
 }
 // ANCHOR_END: kernel
 

@@ -78,8 +78,8 @@ fn kernels_are_compared_with_a_copy() {
 fn every_kernel_over_rows_is_checked_and_timed() {
     let (_, rows) = rows("all", &["kernels", "--rows", "40", "--d", "64", "--sizes", "16"]);
     assert_timed(&rows);
-    // Twenty-three kernels and three matmul variants, in two types.
-    assert_eq!(rows.len(), 2 * 26);
+    // Twenty-three kernels and three matmul variants in two types, and three 8-bit matmuls.
+    assert_eq!(rows.len(), 2 * 26 + 3);
     assert!(rows.iter().all(|row| row["error"].is_f64()), "{rows:?}");
     let (_, one) = self::rows("one", &["rms_norm_bwd", "--rows", "33", "--d", "50"]);
     assert_eq!(kernels(&one), ["rms_norm_bwd"; 2]);

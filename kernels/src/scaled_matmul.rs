@@ -6,6 +6,7 @@
 
 use crate::matmul::{order, warp_specialized};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
+use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -15,15 +16,15 @@ constexpr_enum! {
     pub enum Scaling {
         /// No scales.
         None,
-        /// To rows of a and columns of b.
-        Lines,
+        /// Each row of a and each column of b has a scale.
+        Rowwise,
     }
 }
 
 /// c = scale_a · scale_b · (a · b); 8-bit floats are summed in f32, integers in i32.
 ///
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
-/// column-major. With `scaling` `Lines`, `a_scale` has a number for each row of a and `b_scale` for each column of b; a
+/// column-major. With `scaling` `Rowwise`, `a_scale` has a number for each row of a and `b_scale` for each column of b; a
 /// stride of 0 repeats one number. Without `fast_accumulation`, tensor cores sum
 /// `k_tile` products of 8-bit floats, and these sums are added in f32; with it, they sum all.
 #[autotune(
@@ -92,7 +93,7 @@ pub fn scaled_matmul<T: Dtype, O: Num>(
         a_block = a_block.advance([0, k_tile]);
         b_block = b_block.advance([k_tile, 0]);
     }
-    if scaling == Scaling::Lines {
+    if scaling == Scaling::Rowwise {
         let (rows, columns) = (i * m_tile + arange(0, m_tile), j * n_tile + arange(0, n_tile));
         let a_scales = load(a_scale + rows.to::<i64>() * a_scale_stride, mask = rows < m, other = 0.0);
         let b_scales = load(b_scale + columns.to::<i64>() * b_scale_stride, mask = columns < n, other = 0.0);
@@ -109,16 +110,17 @@ pub enum Scales<'a> {
     /// None: each is 1.
     None,
     /// One for each matrix, each of one element.
-    Matrices(Tensor<'a, f32, 1>, Tensor<'a, f32, 1>),
+    PerTensor(Tensor<'a, f32, 1>, Tensor<'a, f32, 1>),
     /// One for each row of a [m], and one for each column of b [n].
-    Lines(Tensor<'a, f32, 1>, Tensor<'a, f32, 1>),
+    Rowwise(Tensor<'a, f32, 1>, Tensor<'a, f32, 1>),
 }
 
 /// c [m, n] = scales · (a [m, k] · b [k, n]). With `fast_accumulation`, sums of 8-bit floats have the precision of
 /// tensor cores, about 14 bits on Hopper; otherwise sums of 128 products are added in f32.
 ///
 /// # Errors
-/// Shapes that do not match; tensors on another device; launch errors.
+/// Shapes that do not match; more columns of integers than sums in i32 can hold (131 071 of i8, 33 025 of u8); tensors on
+/// another device; launch errors.
 pub fn multiply<T: Dtype + Element, O: Num + Element>(
     device: &Device,
     a: Tensor<'_, T, 2>,
@@ -127,21 +129,22 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
     fast_accumulation: bool,
     mut c: TensorMut<'_, O, 2>,
 ) -> Result<()> {
-    let ([m, _], [_, n]) = (a.shape(), b.shape());
+    let ([m, k], [_, n]) = (a.shape(), b.shape());
+    expect_sums_fit::<T>(k)?;
     let is_col_major = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     // Without scales the kernel gets views that it does not read.
     let nothing = View::<f32>::empty(device);
     let (scaling, a_scale, b_scale, strides) = match scales {
         Scales::None => (Scaling::None, nothing, nothing, [0, 0]),
-        Scales::Matrices(of_a, of_b) => {
+        Scales::PerTensor(of_a, of_b) => {
             expect_shape("scaled_matmul", "the scale of a", of_a.shape(), [1])?;
             expect_shape("scaled_matmul", "the scale of b", of_b.shape(), [1])?;
-            (Scaling::Lines, of_a.view(), of_b.view(), [0, 0])
+            (Scaling::Rowwise, of_a.view(), of_b.view(), [0, 0])
         }
-        Scales::Lines(of_a, of_b) => {
+        Scales::Rowwise(of_a, of_b) => {
             expect_shape("scaled_matmul", "the scales of a", of_a.shape(), [m])?;
             expect_shape("scaled_matmul", "the scales of b", of_b.shape(), [n])?;
-            (Scaling::Lines, of_a.view(), of_b.view(), [of_a.strides()[0], of_b.strides()[0]])
+            (Scaling::Rowwise, of_a.view(), of_b.view(), [of_a.strides()[0], of_b.strides()[0]])
         }
     };
     ScaledMatmul {
@@ -162,6 +165,25 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
         fast_accumulation,
     }
     .launch_tuned(device)
+}
+
+/// Fails where sums of k products of integers may exceed i32.
+fn expect_sums_fit<T: Dtype>(k: usize) -> Result<()> {
+    let largest: usize = match T::dtype() {
+        DType::I8 => 128 * 128,
+        DType::U8 => 255 * 255,
+        _ => return Ok(()),
+    };
+    let most = i32::MAX as usize / largest;
+    if k <= most {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        kernel: "scaled_matmul".into(),
+        name: "a",
+        expected: format!("at most {most} columns of {}, whose sums of products fit i32", T::dtype()),
+        found: format!("{k}"),
+    })
 }
 
 /// The configuration where no tuning entry applies.

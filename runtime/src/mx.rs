@@ -67,6 +67,9 @@ pub fn pack(codes: &[u8], shape: &[usize], axis: usize) -> Result<Vec<u8>> {
         if l < extent { codes[(i * extent + l) * behind + j] & 15 } else { 0 }
     };
     let mut bytes = Vec::with_capacity(codes.len().div_ceil(2));
+    if codes.is_empty() {
+        return Ok(bytes);
+    }
     for i in 0..before {
         for l in (0..extent).step_by(2) {
             bytes.extend((0..behind).map(|j| code(i, l, j) | (code(i, l + 1, j) << 4)));
@@ -84,6 +87,9 @@ pub fn unpack(bytes: &[u8], shape: &[usize], axis: usize) -> Result<Vec<u8>> {
     let [before, pairs, behind] = around(&packed, axis, bytes.len())?;
     let extent = shape[axis];
     let mut codes = Vec::with_capacity(2 * bytes.len());
+    if bytes.is_empty() {
+        return Ok(codes);
+    }
     for i in 0..before {
         for l in 0..extent {
             let row = &bytes[(i * pairs + l / 2) * behind..][..behind];
@@ -146,7 +152,9 @@ mod tests {
         for axis in 0..3 {
             assert_eq!(unpack(&pack(&codes, &shape, axis).unwrap(), &shape, axis).unwrap(), codes, "{axis}");
         }
-        assert!(pack(&[], &[0, 4], 1).unwrap().is_empty());
+        for shape in [[0, 4], [4, 0], [1 << 40, 0]] {
+            assert!(pack(&[], &shape, 0).unwrap().is_empty() && unpack(&[], &shape, 0).unwrap().is_empty());
+        }
     }
 
     #[test]

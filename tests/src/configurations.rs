@@ -143,7 +143,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (consts.to_vec(), options(warps, stages))
     } else if is(&scaled_matmul::SCALED_MATMUL) {
         let consts = consts! {
-            m_tile = 128usize, n_tile = 128usize, k_tile = 64usize, b_col_major = true, scaling = Scaling::Lines,
+            m_tile = 128usize, n_tile = 128usize, k_tile = 64usize, b_col_major = true, scaling = Scaling::Rowwise,
         };
         (consts.to_vec(), options(8, 3))
     } else {

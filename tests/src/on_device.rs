@@ -249,8 +249,8 @@ pub fn check_matmul<T: FloatElement>(
     c.check(&format!("{what} with bias"), &biased.collect::<Vec<_>>(), allowed);
 }
 
-/// Checks products of 8-bit matrices [m, k] and [k, n] with each kind of scales. `tolerance` is that of sums in the
-/// precision of tensor cores.
+/// Checks products of 8-bit matrices [m, k] and [k, n] with each kind of scales. `imprecise` is the tolerance of sums in
+/// the precision of tensor cores.
 pub fn check_scaled_matmul<T: Dtype + Element, O: Num + Element>(
     device: &Device,
     [m, n, k]: [usize; 3],
@@ -283,8 +283,8 @@ pub fn check_scaled_matmul<T: Dtype + Element, O: Num + Element>(
             );
             let of = lines.map(|[rows, columns]| [scales(rows, &mut random), scales(columns, &mut random)]);
             let given = match (&of, lines) {
-                (Some([x, y]), Some([1, 1])) => Scales::Matrices(x.input(), y.input()),
-                (Some([x, y]), _) => Scales::Lines(x.input(), y.input()),
+                (Some([x, y]), Some([1, 1])) => Scales::PerTensor(x.input(), y.input()),
+                (Some([x, y]), _) => Scales::Rowwise(x.input(), y.input()),
                 (None, _) => Scales::None,
             };
             let mut c = DeviceTensor::<O>::poisoned(device, &[m, n], spacing);

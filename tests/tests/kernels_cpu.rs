@@ -2,6 +2,7 @@
 
 use tilewright::Device;
 use tilewright::kernels::matmul::Options;
+use tilewright::kernels::scaled_matmul::{self, Scales};
 use tilewright::kernels::{Tensor, TensorMut, matmul, softmax, weighted_sum};
 use tilewright::prelude::{Buffer, F8E4M3, F8E5M2, Precision, bf16};
 use tilewright_tests::for_types;
@@ -83,6 +84,20 @@ fn scaled_matmul_of_any_strides() {
             check_scaled_matmul::<u8, f32>(&cpu, shape, spacing, columns, 0.0);
         }
     }
+}
+
+#[test]
+fn sums_that_may_exceed_i32_are_refused() {
+    let cpu = Device::cpu();
+    let x = Buffer::<u8>::zeros(&cpu, 33_026).unwrap();
+    let mut y = Buffer::<i32>::zeros(&cpu, 1).unwrap();
+    let mut multiply = |k: usize| {
+        let (a, b) = (Tensor::dense(x.view(), [1, k]).unwrap(), Tensor::dense(x.view(), [k, 1]).unwrap());
+        scaled_matmul::multiply(&cpu, a, b, Scales::None, false, TensorMut::dense(y.view_mut(), [1, 1]).unwrap())
+    };
+    multiply(33_025).unwrap();
+    let error = multiply(33_026).unwrap_err().to_string();
+    assert!(error.contains("33025") && error.contains("33026"), "{error}");
 }
 
 #[test]

@@ -368,6 +368,18 @@ fn functions_of_scalars_are_mapped() {
 }
 
 #[kernel]
+fn mapped_sum(x: In<f32>, y: Out<f32>) {
+    let i = arange(0, 8);
+    store(y + i, map_elementwise(load(x + i), |v| sum(zeros::<f32>([8]) + v)));
+}
+
+#[kernel]
+fn reduced_sum(x: In<f32>, y: Out<f32>) {
+    let w = load(x + arange(0, 8));
+    store(y, reduce(load(x + arange(0, 8)), axis = 0, |a, b| a + b + sum(w)));
+}
+
+#[kernel]
 fn maps_a_load(x: In<f32>, y: Out<f32>) {
     store(y + arange(0, 8), map_elementwise(arange(0, 8), |i| load(x + i)));
 }
@@ -390,6 +402,9 @@ fn a_mapped_function_computes_with_scalars() {
     let (load, branch) = (message(&MAPS_A_LOAD), message(&MAPS_A_LOOP));
     assert!(load.contains("the function of `map_elementwise` cannot contain `load`"), "{load}");
     assert!(branch.contains("a function of scalars has no loops over run-time values"), "{branch}");
+    let (mapped, combining) = (message(&MAPPED_SUM), message(&REDUCED_SUM));
+    assert!(mapped.contains("the function of `map_elementwise` cannot contain `reduce`"), "{mapped}");
+    assert!(combining.contains("a combining function cannot contain `reduce`"), "{combining}");
 }
 
 const BEFORE_MAPS_ON_LINES: u32 = line!();

@@ -1,7 +1,8 @@
 //! The instructions that compute the dots of a function.
 
 use crate::ir::{DType, Func, Loc, Op, OpId, Type, Value};
-use crate::mma::{Family, Instruction};
+use crate::mma::{F64_PART, Family, Instruction};
+use crate::target::GpuArch;
 
 /// How a dot is computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +48,8 @@ impl Place {
     }
 }
 
-/// The dots of a function that can be lowered, one for each place in the source and way to compute it.
-pub fn dots(func: &Func) -> Vec<Dot> {
+/// The dots of a function that is lowered for this architecture, one for each place in the source and way to compute it.
+pub fn dots(func: &Func, arch: GpuArch) -> Vec<Dot> {
     let mut dots: Vec<Dot> = Vec::new();
     for id in func.walk() {
         let family = match func.op(id).op {
@@ -60,7 +61,7 @@ pub fn dots(func: &Func) -> Vec<Dot> {
         let data = func.op(id);
         let dot = Dot {
             loc: data.loc.clone(),
-            instruction: family.and_then(|family| mnemonic(func, id, family)),
+            instruction: family.and_then(|family| mnemonic(func, id, family, arch)),
             operands: [0, 1].map(|i| Place::of(func, data.operands[i])),
         };
         if !dots.contains(&dot) {
@@ -70,15 +71,12 @@ pub fn dots(func: &Func) -> Vec<Dot> {
     dots
 }
 
-fn mnemonic(func: &Func, id: OpId, family: Family) -> Option<String> {
+fn mnemonic(func: &Func, id: OpId, family: Family, arch: GpuArch) -> Option<String> {
     let data = func.op(id);
-    let elem = |i: usize| -> Option<DType> {
-        match func.ty(data.operands[i]) {
-            Type::Shared { elem, .. } => Some(*elem),
-            other => other.dtype(),
-        }
-    };
-    let instruction = Instruction::find(family, [elem(0)?, elem(1)?], elem(2)?)?;
+    let instruction = Instruction::of(func, data, family)?;
+    if instruction.acc == DType::F64 && arch < GpuArch::Sm90a {
+        return Some(F64_PART.mnemonic(F64_PART.n[0]));
+    }
     let columns = match &data.op {
         Op::Wgmma { warps, .. } => *func.ty(data.results[0]).shape().last()? as u32 / warps[1],
         _ => instruction.n[0],

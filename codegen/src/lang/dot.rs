@@ -35,6 +35,10 @@ impl<T: Dtype, A: Num> Accumulator<T> for Tile<A> {
 }
 
 /// How many products of 8-bit floats a [`dot`] may sum at less than the precision of f32: a number, or any if not given.
+#[diagnostic::on_unimplemented(
+    message = "`max_num_imprecise_acc` must be known when the kernel is specialized",
+    label = "expected a number or a `#[constexpr]`, found `{Self}`"
+)]
 pub trait ImpreciseSums {
     #[doc(hidden)]
     fn most(self) -> Option<u32>;

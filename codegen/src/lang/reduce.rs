@@ -8,7 +8,7 @@ use super::index::{AxisArg, AxisIndex, check_axis};
 use super::operand::Raw;
 use super::record::{combining, emit, error_here, fail, ops_of, region, shape, ty, yield_in};
 use crate::diag::Diagnostic;
-use crate::ir::{BinaryOp, CmpOp, DType, Effects, Loc, Op, Stage, Type, Value};
+use crate::ir::{BinaryOp, CmpOp, DType, Effects, Loc, Op, Type, Value};
 
 /// One tile, or several of the same shape that are reduced or scanned together.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be reduced", label = "expected a tile or a tuple of tiles")]
@@ -88,13 +88,32 @@ pub(super) fn require_same_shape(tiles: &[Value], what: &str) -> Vec<usize> {
     first
 }
 
-/// Fails with a message if a function of scalars does more than compute with them.
+/// Fails with a message if a function of scalars does more than compute with them: if it accesses memory, or has ops of
+/// tiles.
 pub(super) fn check_pure(ops: &[(Op, Loc)], what: &str) {
     for (op, loc) in ops {
-        if op.effects() != Effects::Pure || op.stage() != Stage::Tile {
+        let of_scalars = match op {
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Cmp(_)
+            | Op::Fma
+            | Op::Select
+            | Op::Cast
+            | Op::Bitcast
+            | Op::PtrAdd
+            | Op::Hint { .. }
+            | Op::Constant { .. }
+            | Op::Splat
+            | Op::Broadcast
+            | Op::ProgramId { .. }
+            | Op::NumPrograms { .. } => true,
+            Op::InlineAsm { .. } => op.effects() == Effects::Pure,
+            _ => false,
+        };
+        if !of_scalars {
             fail(
                 Diagnostic::new(format!("{what} cannot contain `{}`", op.mnemonic()), loc.clone())
-                    .label("not an elementwise computation")
+                    .label("not a computation with scalars")
                     .note("it may compute with its operands, and with scalars from outside"),
             );
         }

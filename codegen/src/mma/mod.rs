@@ -9,7 +9,7 @@
 pub mod shared;
 
 use crate::analysis::registers;
-use crate::ir::{DType, Precision};
+use crate::ir::{DType, Func, OpData, Precision, Type};
 use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
 
@@ -51,7 +51,7 @@ pub struct Instruction {
     pub min_arch: GpuArch,
 }
 
-/// An `mma.sync` with `k` operand elements per lane group: 32 bytes, and 64 of f64.
+/// An `mma.sync` with `k` operand elements: 32 bytes, of f64 64.
 const fn mma_sync(operands: [DType; 2], acc: DType, k: u32, min_arch: GpuArch) -> Instruction {
     Instruction { family: Family::MmaSync, operands, acc, m: 16, k, n: [8, 8], warps: 1, min_arch }
 }
@@ -72,6 +72,7 @@ pub const TABLE: &[Instruction] = {
         mma_sync([F32, F32], F32, 8, Sm80),
         // Below sm_90 four of `F64_PART`, which assigns the same elements to registers.
         mma_sync([F64, F64], F64, 8, Sm80),
+        // Mixed pairs are reachable from IR text: the language's `dot` takes two operands of one type.
         mma_sync([F8E4M3, F8E4M3], F32, 32, Sm89),
         mma_sync([F8E4M3, F8E5M2], F32, 32, Sm89),
         mma_sync([F8E5M2, F8E4M3], F32, 32, Sm89),
@@ -114,6 +115,15 @@ impl Instruction {
     /// The row for these types.
     pub fn find(family: Family, operands: [DType; 2], acc: DType) -> Option<&'static Instruction> {
         TABLE.iter().find(|i| (i.family, i.operands, i.acc) == (family, operands, acc))
+    }
+
+    /// The row of an MMA op of this family; `None` if no instruction has its types.
+    pub fn of(func: &Func, op: &OpData, family: Family) -> Option<&'static Instruction> {
+        let elem = |i: usize| match func.ty(op.operands[i]) {
+            Type::Shared { elem, .. } => Some(*elem),
+            other => other.dtype(),
+        };
+        Instruction::find(family, [elem(0)?, elem(1)?], elem(2)?)
     }
 
     /// Whether an operand in shared memory may be MN-major, i.e. have M or N instead of K contiguous: 16-bit types only.

@@ -192,11 +192,7 @@ fn cases_cover_every_matrix_instruction() {
             Op::MmaSync { .. } => Family::MmaSync,
             _ => return None,
         };
-        let elem = |i: usize| match func.ty(data.operands[i]) {
-            Type::Shared { elem, .. } => *elem,
-            other => other.dtype().unwrap(),
-        };
-        Some(Instruction::find(family, [elem(0), elem(1)], elem(2)).unwrap())
+        Some(Instruction::of(func, data, family).unwrap())
     };
     let mut rows = std::collections::BTreeSet::new();
     let mut seen = std::collections::BTreeSet::new();

@@ -16,8 +16,12 @@ pub(super) fn accumulator(a: DType, b: DType) -> Option<DType> {
     }
 }
 
-pub(super) fn dot(cx: &OpCx) -> Check {
-    dot_types(cx, cx.operand(0), cx.operand(1))
+pub(super) fn dot(cx: &OpCx, max_imprecise: Option<u32>) -> Check {
+    dot_types(cx, cx.operand(0), cx.operand(1))?;
+    let fp8 = cx.operand(0).dtype().is_some_and(|dtype| dtype.is_float() && dtype.bits() == 8);
+    cx.attribute(max_imprecise.is_none() || fp8, || {
+        format!("`max_imprecise` is for dots of 8-bit floats, found {}", cx.operand(0))
+    })
 }
 
 /// Type rules of `dot`, `mma_sync`, `fma_dot` and `wgmma`: a [M, K] × b [K, N] + operand 2 [M, N], with a and b in

@@ -268,7 +268,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::AtomicRmw { op, .. } => memory::atomic_rmw(cx, *op),
         Op::AtomicCas { .. } => memory::atomic_cas(cx),
 
-        Op::Dot { precision: _, max_imprecise: _ } => dot_and_reduce::dot(cx),
+        Op::Dot { precision: _, max_imprecise } => dot_and_reduce::dot(cx, *max_imprecise),
         Op::Reduce { axis } => dot_and_reduce::reduce(cx, *axis),
         Op::Scan { axis, reverse: _ } => dot_and_reduce::scan(cx, *axis),
 

@@ -112,9 +112,7 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
     let fine = warps.len() == 2 && warps.iter().all(|n| n.is_power_of_two());
     cx.attribute(fine, || format!("`warps` should be two powers of two, along M and N, found {warps:?}"))?;
     dot(cx)?;
-    let elem = |i: usize| shared(cx.operand(i)).map(|(_, elem)| elem).or(cx.operand(i).dtype());
-    let types = elem(0).zip(elem(1)).zip(cx.operand(2).dtype());
-    let Some(instruction) = types.and_then(|((a, b), acc)| Instruction::find(family, [a, b], acc)) else {
+    let Some(instruction) = Instruction::of(cx.func, cx.data, family) else {
         return require(false, Rule::OperandTypes, || {
             let (op, [a, b, acc]) = (cx.data.op.mnemonic(), [0, 1, 2].map(|i| cx.operand(i)));
             format!("no `{op}` instruction multiplies {a} and {b} with an accumulator {acc}")

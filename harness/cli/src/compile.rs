@@ -44,7 +44,7 @@ pub struct Arguments {
     #[command(flatten)]
     options: Options,
     /// Newest PTX version that the code may use, as in `8.3`
-    #[arg(long, value_name = "VERSION", default_value = "8.3", value_parser = ptx_version)]
+    #[arg(long, value_name = "VERSION", default_value = "8.4", value_parser = ptx_version)]
     ptx_version: u32,
     /// Files to write, separated by commas. Default: ptx for a GPU, obj for the host
     #[arg(long, value_delimiter = ',')]

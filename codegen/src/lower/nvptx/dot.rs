@@ -288,10 +288,8 @@ impl Lowering<'_> {
 
     /// The instruction of an MMA op.
     pub(super) fn instruction(&self, family: Family, id: OpId) -> &'static Instruction {
-        let data = self.func.op(id);
-        let operands = [0, 1].map(|i| self.operand_dtype(data.operands[i]));
-        let instruction = Instruction::find(family, operands, self.dtype(data.operands[2]));
-        instruction.unwrap_or_else(|| panic!("internal compiler error: a {family:?} of {operands:?}"))
+        let instruction = Instruction::of(self.func, self.func.op(id), family);
+        instruction.unwrap_or_else(|| panic!("internal compiler error: no {family:?} of these types"))
     }
 
     /// Checks that a thread has the registers that a matrix instruction needs.

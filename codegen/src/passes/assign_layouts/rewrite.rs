@@ -4,7 +4,7 @@ use super::anchors::{Assignments, scan_layout};
 use super::dot::DotPlan;
 use crate::analysis::access_layout::extents;
 use crate::analysis::padding::zero_from;
-use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpData, OpId, Type, Value};
+use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, LayoutId, Literal, Loc, Op, OpData, OpId, Type, Value};
 use crate::layout::{Conversion, LinearLayout};
 use crate::mma::Family;
 use std::collections::HashMap;
@@ -505,7 +505,15 @@ impl Rewrite<'_, '_> {
                     }
                     Family::MmaSync => {
                         let op = Op::MmaSync { precision: shape.precision, warps, k_end, n_end };
-                        self.emit_one(op, operands, acc_ty)
+                        // The sum of this dot is added in f32, unless its operands were widened.
+                        if shape.max_imprecise.is_some() && mma.instruction.operands == shape.operands {
+                            let zero = Op::Constant { value: Literal::Float(0.0) };
+                            let zero = self.emit_one(zero, vec![], acc_ty.clone());
+                            let sum = self.emit_one(op, vec![a, b, zero], acc_ty.clone());
+                            self.emit_one(Op::Binary(BinaryOp::Add), vec![acc, sum], acc_ty)
+                        } else {
+                            self.emit_one(op, operands, acc_ty)
+                        }
                     }
                 }
             }

@@ -137,7 +137,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         kernel_line: facts.subject.request.def.line,
     };
     let mut report = facts.report(arguments.target);
-    for table in [dots(&trace), page::predicted_loops(&trace, &settings)].into_iter().flatten() {
+    for table in [dots(&trace, arguments.target), page::predicted_loops(&trace, &settings)].into_iter().flatten() {
         report = report.table(table);
     }
     if outputs.html.is_some() || outputs.out.is_some() {
@@ -154,10 +154,10 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
 }
 
 /// The matrix instructions of a kernel; `None` for one without dots.
-fn dots(trace: &Trace) -> Option<Table> {
+fn dots(trace: &Trace, arch: GpuArch) -> Option<Table> {
     let columns = ["line", "instruction", "a from", "b from"].map(Column::text);
     let mut table = Table::new("dots", "Dots", columns);
-    let dots = dots::dots(trace.last());
+    let dots = dots::dots(trace.last(), arch);
     for dot in &dots {
         let instruction = dot.instruction.clone().unwrap_or_else(|| "a multiply-add for each product".into());
         let line = dot.loc.line.to_string();

@@ -42,7 +42,7 @@ impl<T: Value + Dtype, O: Value + Num> Gemm<T, O> {
         let (a, b) = (Tensor::dense(self.a.view(), shape)?, Tensor::dense(self.b.view(), shape)?.transposed(0, 1));
         let [of_a, of_b] = &self.scales;
         let scales = match <O as Dtype>::dtype().is_float() {
-            true => Scales::Lines(Tensor::dense(of_a.view(), [self.n])?, Tensor::dense(of_b.view(), [self.n])?),
+            true => Scales::Rowwise(Tensor::dense(of_a.view(), [self.n])?, Tensor::dense(of_b.view(), [self.n])?),
             false => Scales::None,
         };
         scaled_matmul::multiply(&self.device, a, b, scales, fast, TensorMut::dense(self.c.view_mut(), shape)?)
