@@ -79,8 +79,8 @@ pub fn time(device: &Device, bench: bool, mut launch: impl FnMut() -> Result<()>
 static INTERLEAVE: AtomicBool = AtomicBool::new(false);
 
 /// The `main` of an example. Without arguments it checks small shapes. With `--bench` it checks and times realistic
-/// ones, and with `--record FILE` appends a JSON row for each to the file. With `--interleave` another program says when
-/// to time ([`time`]).
+/// ones, and with `--record FILE` appends a JSON row for each to the file. With `--interleave` another program says
+/// when to time ([`time`]).
 ///
 /// # Errors
 /// Those of the example, an argument that is unknown, or a file that cannot be written.
