@@ -174,7 +174,7 @@ pub fn configurations() -> Vec<Variant> {
 }
 
 /// The kernels of the examples that have no counterpart in Triton.
-fn simple() -> Vec<Variant> {
+pub fn simple() -> Vec<Variant> {
     let matmul_tiles = [("m_tile", 64), ("n_tile", 64), ("k_tile", 32)];
     let mut all = vec![
         variant(&vector_add::VECTOR_ADD, &[], &[("tile", 1024)]),

@@ -8,7 +8,7 @@ use tilewright::prelude::*;
 use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::examples::mixture_of_experts::Gate;
 use tilewright_tests::examples::paged_decoding::CombineSplits;
-use tilewright_tests::examples::{EXAMPLES, MAINS, Run, Variant, configurations, variants};
+use tilewright_tests::examples::{EXAMPLES, MAINS, Run, Variant, configurations, simple, variants};
 use tilewright_tests::ptxas::{self, Resources};
 
 #[test]
@@ -135,7 +135,7 @@ fn constants_that_are_too_small_are_refused() {
 fn configurations_do_not_spill_on_hopper() {
     let Some(ptxas) = ptxas::find() else { return };
     let mut failures = Vec::new();
-    for variant in configurations() {
+    for variant in configurations().into_iter().chain(simple()) {
         let ptx = ptx(&variant, &well_aligned(variant.def), GpuArch::Sm90a);
         match ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name()) {
             Ok(Resources { spills: 0, serialized: false, .. }) => {}
