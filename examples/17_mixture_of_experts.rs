@@ -58,7 +58,7 @@ pub fn route(
     store(counts.ptr() + expert, count);
 }
 
-/// out[slot] = weight[slot] · a[slot / top] · w[its expert], for any number of programs.
+/// `out[slot] = weight[slot] · a[slot / top] · w[its expert]`, for any number of programs.
 #[kernel]
 pub fn expert_matmul<T: Float>(
     a: Tensor<T, (tokens, k)>,
