@@ -160,6 +160,11 @@ pub fn matmul<T: Float>(
     store(c_block, acc.to::<T>(), boundary_check = [0, 1]);
 }
 
+/// Whether the first dimension of a matrix is the contiguous one.
+pub(crate) fn is_col_major(strides: [i64; 2]) -> bool {
+    strides[0] == 1 && strides[1] != 1
+}
+
 /// Dimensions of a matrix from the fastest-varying in memory to the slowest.
 pub(crate) fn order(col_major: bool) -> [usize; 2] {
     if col_major { [0, 1] } else { [1, 0] }
@@ -255,7 +260,6 @@ fn launch_matmul<'a, T: FloatElement>(
     mut c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
-    let is_col_major = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     if is_col_major(c.strides()) {
         // cᵀ = bᵀ·aᵀ is row-major.
         let bias = bias.map(|(bias, _)| (bias, Bias::Rows));

@@ -4,7 +4,7 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::{order, warp_specialized};
+use crate::matmul::{is_col_major, order, warp_specialized};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
@@ -131,7 +131,6 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
 ) -> Result<()> {
     let ([m, k], [_, n]) = (a.shape(), b.shape());
     expect_sums_fit::<T>(k)?;
-    let is_col_major = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     // Without scales the kernel gets views that it does not read.
     let nothing = View::<f32>::empty(device);
     let (scaling, a_scale, b_scale, strides) = match scales {

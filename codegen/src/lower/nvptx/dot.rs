@@ -263,11 +263,9 @@ impl Lowering<'_> {
 
     /// Calls an `mma.sync` with these registers of a, b and c.
     fn mma_call(&mut self, instruction: &Instruction, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
-        let [operand, acc] = [instruction.operands[0], instruction.acc].map(|dtype| match dtype {
-            DType::F64 => ("double", "d"),
-            _ => ("i32", "r"),
-        });
-        let acc = if instruction.acc == DType::F32 { ("float", "f") } else { acc };
+        // f64 in registers of their own, narrower operands in words.
+        let word = if instruction.operands[0] == DType::F64 { DType::F64 } else { DType::I32 };
+        let [operand, acc] = [word, instruction.acc].map(|dtype| (llvm_type(Elem::Num(dtype)), register_class(dtype)));
         let mut next = 0;
         let lists = [c, a, b, c].map(|regs| {
             let names: Vec<String> = (next..next + regs.len()).map(|i| format!("${i}")).collect();
