@@ -88,9 +88,10 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     ];
     assert_eq!(events, expected);
     assert_eq!(trace.memory[0].node, ROOT);
-    // 100 + 200 + 300 KiB were in use at the same time, and small blocks of the standard library.
+    // 100 + 200 + 300 KiB were in use at the same time. The peak counts from the start of the recording, and the test
+    // runner's thread allocates and releases small blocks meanwhile: the peak may lie above or below by their bytes.
     let peak = trace.peak_bytes as usize;
-    assert!((600 * KIB..604 * KIB).contains(&peak), "{peak}");
+    assert!(peak.abs_diff(600 * KIB) < 4 * KIB, "{peak}");
 
     root_spans_are_independent();
     another_thread_sees_what_is_open();
