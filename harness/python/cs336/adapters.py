@@ -25,6 +25,8 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_o):
+        if torch.is_grad_enabled():
+            raise RuntimeError("FlashAttention: a second derivative is not defined: call backward without create_graph")
         q, k, v, o, lse = ctx.saved_tensors
         heads = [x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v, o)]
         grad = grad_o.reshape(heads[3].shape)

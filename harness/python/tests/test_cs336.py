@@ -53,6 +53,8 @@ def test_attention(device, adapter, is_causal):
     torch.testing.assert_close(o.double(), expected, rtol=1e-4, atol=1e-4)
     for found, wanted in zip(grads, expected_grads):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match="a second derivative is not defined"):
+        torch.autograd.grad(adapter().apply(q, k, v, is_causal).sum(), q, create_graph=True)
     # The kernels are ours; PyTorch only allocates and views.
     assert {name for name in ops.names if name.startswith("tilewright")} == {
         "tilewright.attention_forward.default",

@@ -1,8 +1,8 @@
 //! Ops of PyTorch: kernels in its dispatcher, which allocate their results and launch on its current stream. A call runs
 //! no Python code, also where `torch.compile` calls it.
 //!
-//! `tilewright/torch.py` defines the ops' schemas, the shapes of their results for tracing (fake kernels), and their
-//! gradients; `ops.rs` has the kernels; `abi.rs` has PyTorch's C interface.
+//! The modules of `tilewright.torch` define the ops' schemas, the shapes of their results for tracing (fake kernels), and
+//! their gradients; `ops.rs` has the kernels; `abi.rs` has PyTorch's C interface.
 
 pub mod abi;
 mod ops;

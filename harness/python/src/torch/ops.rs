@@ -32,7 +32,7 @@ macro_rules! kernels {
             },
             {
                 unsafe extern "C-unwind" fn kernel(stack: *mut u64, arguments: u64, results: u64) {
-                    // SAFETY: PyTorch calls it for the op of this name, whose schema in torch.py has these arguments.
+                    // SAFETY: PyTorch calls it for the op of this name, whose schema in Python has these arguments.
                     unsafe { run(stack, arguments, results, $name) }
                 }
                 kernel
@@ -359,7 +359,7 @@ fn multiply(a: Handle, b: Handle, bias: Option<Handle>, code: i64) -> PyResult<R
     Ok(smallvec![c])
 }
 
-/// Element types of the results of `scaled_mm`, as torch.py numbers them.
+/// Element types of the results of `scaled_mm`, as `_matmul.py` numbers them.
 const SCALED_TYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
 
 fn scaled_mm(arguments: &mut Arguments) -> PyResult<Results> {

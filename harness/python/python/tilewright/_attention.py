@@ -1,0 +1,171 @@
+"""`attention` of `tilewright.torch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._modifiers import check
+from ._registration import kernel, Op
+from ._shared import expect_numbers, heads_like, precision_code
+
+
+_attention_forward = kernel(
+    "attention_forward(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision) -> (Tensor, Tensor)",
+    lambda q, k, v, *_: (heads_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
+_attention_backward = Op(
+    "attention_backward",
+    kernel(
+        "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o, bool causal, float scale,"
+        " int precision, bool deterministic) -> (Tensor, Tensor, Tensor)",
+        lambda q, k, v, *_: (heads_like(q), heads_like(k), heads_like(v)),
+    ),
+    fold=6,
+)
+
+
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+_attention_op = Op(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision, bool deterministic)"
+    " -> (Tensor, Tensor)",
+    lambda q, k, v, causal, scale, precision, _: _attention_forward(q, k, v, causal, scale, precision),
+    _save_attention,
+    lambda ctx, grad_o, _: (*_attention_backward(*ctx.saved_tensors, grad_o, *ctx.options), None, None, None, None),
+    fold=3,
+)
+
+
+_document_ranges = kernel(
+    "document_ranges(Tensor q, Tensor k, Tensor cu_seqlens_q, Tensor cu_seqlens_k, bool causal, int window) -> Tensor",
+    lambda q, k, *_: q.new_empty(2 * (q.shape[2] + k.shape[2]), dtype=torch.int32),
+)
+# The lists have one tensor or none.
+_modified_attention_forward = kernel(
+    "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] ranges, bool causal,"
+    " float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    lambda q, k, v, *_: (heads_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
+_modified_attention_backward = Op(
+    "modified_attention_backward",
+    kernel(
+        "modified_attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o,"
+        " Tensor[] alibi_slopes, Tensor[] ranges, bool causal, float scale, int precision, bool deterministic, int window,"
+        " int prefix, float softcap) -> (Tensor, Tensor, Tensor)",
+        lambda q, k, v, *_: (heads_like(q), heads_like(k), heads_like(v)),
+    ),
+    fold=6,
+)
+
+
+def _list(x: Tensor | None) -> list[Tensor]:
+    return [] if x is None else [x]
+
+
+def _modified_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Tensor | None,
+    ranges: Tensor | None,
+    causal: bool,
+    scale: float,
+    precision: int,
+    _: bool,
+    *modifiers: Any,
+) -> tuple[Tensor, Tensor]:
+    lists = _list(alibi_slopes), _list(ranges)
+    return _modified_attention_forward(q, k, v, *lists, causal, scale, precision, *modifiers)
+
+
+def _save_modified_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, alibi_slopes, ranges, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output, alibi_slopes, ranges)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _modified_attention_grad(ctx: Any, grad_o: Tensor, _: Any) -> tuple[Any, ...]:
+    *saved, alibi_slopes, ranges = ctx.saved_tensors
+    lists = _list(alibi_slopes), _list(ranges)
+    grads = _modified_attention_backward(*saved, grad_o, *lists, *ctx.options)
+    return *grads, *(None,) * (len(ctx.needs_input_grad) - 3)
+
+
+_modified_attention_op = Op(
+    "modified_attention(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? ranges, bool causal, float scale,"
+    " int precision, bool deterministic, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    _modified_attention,
+    _save_modified_attention,
+    _modified_attention_grad,
+    fold=3,
+)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    prefix: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    precision: str | None = None,
+    deterministic: bool | None = None,
+) -> Tensor:
+    """softmax(scale · q kᵀ) v for q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], of any strides.
+
+    heads_kv divides heads (grouped-query attention); d is at most 256. With `causal`, row i sees the keys
+    j ≤ i + (n_k − n_q): the last query sees every key. `scale` is 1/√d by default. `precision` is that of float32
+    products: "tf32x3" by default on a GPU, or "tf32", "ieee". With `deterministic`, which defaults to
+    `torch.are_deterministic_algorithms_enabled()`, the same inputs give the same bits of all gradients; without it, dq
+    is added up atomically on GPUs where that is faster.
+
+    What is beside plain attention is named as in flash-attn, and may be combined:
+
+    - `window`: a row sees that many keys before its diagonal, i + (n_k − n_q), the key on it, and without `causal` as many
+      after it. (flash-attn: window_size=(window, 0) with causal, else (window, window).)
+    - `prefix`, with `causal` and without a window or packed sequences: a row also sees that many first keys (prefix LM).
+    - `softcap`: a score s becomes softcap · tanh(s / softcap).
+    - `alibi_slopes`, float32 [heads], without a gradient: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the
+      softcap.
+    - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
+      and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
+      those of `cu_seqlens_k`. All batch entries have the same sequences; rows beyond the last one give 0. The numbers
+      begin with 0, do not decrease, and do not exceed n_q and n_k. That is checked on the CPU; on a GPU, where a check
+      would wait for the device, others give wrong rows, but no access outside of the tensors.
+    """
+    if scale is not None or softcap is not None:
+        expect_numbers(scale=scale, softcap=softcap)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    if q.dim() != 4:
+        raise ValueError(f"attention: expected q [batch, heads, rows, d], found {list(q.shape)}")
+    if scale is None:
+        scale = max(q.shape[3], 1) ** -0.5
+    options = causal, scale, precision_code(precision), deterministic
+    if window is prefix is softcap is alibi_slopes is cu_seqlens_q is cu_seqlens_k is None:
+        return _attention_op(q, k, v, *options)[0]
+    if k.dim() != 4:
+        raise ValueError(f"attention: expected k [batch, heads, rows, d], found {list(k.shape)}")
+    check(q.shape[2], k.shape[2], causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
+        raise ValueError("alibi_slopes: has no gradient: pass alibi_slopes.detach()")
+    ranges = None
+    if cu_seqlens_q is not None:
+        keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        ranges = _document_ranges(q, k, cu_seqlens_q, keys, causal, -1 if window is None else window)
+        window = None
+    lengths = (-1 if length is None else length for length in (window, prefix))
+    return _modified_attention_op(q, k, v, alibi_slopes, ranges, *options, *lengths, softcap or 0.0)[0]
