@@ -6,6 +6,7 @@
 //! - m ← m + (1 − β₁) · (g − m) and v ← v + (1 − β₂) · (g² − v),
 //! - p ← p − lr · (m̂ / (√v̂ + ε) + λ · p) with m̂ = m / (1 − β₁ᵗ) and v̂ = v / (1 − β₂ᵗ).
 //!
+//! v is infinite from a step on in which (1 − β₂) · g² exceeds f32: later steps only decay the parameter, as in PyTorch.
 //! p (the master weights), m and v are f32; g may have another type. For a model that computes in a narrower type, the
 //! same launch writes `compute_weights`: p, rounded to that type.
 //!
@@ -55,7 +56,9 @@ fn compute_update(
     let gt = g * grad_scale;
     let (m_before, v_before) = (load(m + offsets, mask = mask), load(v + offsets, mask = mask));
     let m_after = m_before + moments.0 * (gt - m_before);
-    let v_after = v_before + moments.1 * (gt * gt - v_before);
+    // g² may exceed f32 where (1 − β₂) · g² does not. A v that is infinite stays so, as v · β₂ would; ∞ − ∞ is NaN.
+    let v_next = v_before + ((moments.1 * gt) * gt - moments.1 * v_before);
+    let v_after = where_(v_before == f32::INFINITY, v_before, v_next);
     let pt = load(p + offsets, mask = mask);
     (pt - (step_size * m_after / (sqrt(v_after) * inv_sqrt_bias_correction2 + eps) + decay * pt), m_after, v_after)
 }

@@ -212,6 +212,34 @@ fn adamw_steps() {
     }
 }
 
+/// From 1.8e19 on the square exceeds f32, and from 5.8e20 on also (1 − β₂) · g², where v becomes infinite: the parameter
+/// only decays from then on.
+#[test]
+fn adamw_of_gradients_whose_squares_exceed_f32() {
+    let cpu = Device::cpu();
+    let options = adamw::Options { lr: 0.02, weight_decay: 0.1, ..adamw::Options::default() };
+    let gradients = [3e19f32, -3e20, 1e38, -1e38, 1.0];
+    let mut want = [vec![1.0; 5], vec![0.0; 5], vec![0.0; 5]];
+    let mut state = [[1.0f32; 5], [0.0; 5], [0.0; 5]].map(|x| Buffer::from_slice(&cpu, &x).expect("a buffer"));
+    for (t, scale) in [1.0f32, -0.5, 0.25].into_iter().enumerate() {
+        let g = gradients.map(|g| g * scale);
+        let buffer = Buffer::from_slice(&cpu, &g).expect("a buffer");
+        let [p, m, v] = state.each_mut().map(|x| x.view_mut());
+        adamw::step(&cpu, adamw::AdamState { p, m, v }, buffer.view(), t as u64 + 1, &options).expect("a step");
+        let [p, m, v] = &mut want;
+        adamw::reference(p, m, v, &g.map(f64::from), t as u64 + 1, &options);
+    }
+    let [p, _, v] = state.map(|x| x.to_vec().expect("values"));
+    for i in [0, 1, 4] {
+        assert!((f64::from(p[i]) - want[0][i]).abs() < 1e-6, "{} {}", p[i], want[0][i]);
+        assert!((f64::from(v[i]) / want[2][i] - 1.0).abs() < 1e-5, "{} {}", v[i], want[2][i]);
+    }
+    for i in [2, 3] {
+        let decayed = (1.0 - options.lr * options.weight_decay).powi(3);
+        assert!((f64::from(p[i]) - decayed).abs() < 1e-6 && v[i] == f32::INFINITY, "{} {}", p[i], v[i]);
+    }
+}
+
 #[test]
 fn sums_over_ranks() {
     let cpu = Device::cpu();

@@ -17,10 +17,18 @@ _adamw = kernel(
 )
 
 
+def _version(p: Tensor) -> tuple[int, int]:
+    """What a write to the parameter, or other memory in its place, changes."""
+    return p._version, p.data_ptr()
+
+
 class AdamW(torch.optim.Optimizer):
     """AdamW: decoupled weight decay, one kernel per parameter.
 
     Parameters are float32, or bfloat16 or float16 with float32 master weights, which this optimizer keeps in its state.
+    A value that anything else writes to such a parameter, as the model's `load_state_dict` does, is the next step's
+    master weight; except a write to the memory of `parameter.data`, which PyTorch does not count as one: write to the
+    parameter itself, under `torch.no_grad()`.
     Moments are float32. Gradients are float32, bfloat16 or float16. The names in its state are those of
     `torch.optim.AdamW`. The step number is a kernel argument: a step cannot be captured in a CUDA graph.
     """
@@ -33,11 +41,27 @@ class AdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        if not 0 <= lr:
-            raise ValueError(f"lr: expected a number of at least 0, found {lr}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas: expected two numbers in [0, 1), found {betas}")
+        # The version and the memory of each parameter with master weights, after this optimizer's last write.
+        self._written: dict[Tensor, tuple[int, int]] = {}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._written = {}
+        super().__setstate__(state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, with options of their own beside the optimizer's."""
+        options = {**self.defaults, **param_group}
+        for name in ("lr", "eps", "weight_decay"):
+            if not 0 <= options[name]:
+                raise ValueError(f"{name}: expected a number of at least 0, found {options[name]!s:.200}")
+        if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
+            raise ValueError(f"betas: expected two numbers in [0, 1), found {options['betas']!s:.200}")
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+                self.param_groups.pop()
+                raise TypeError(f"AdamW: expected parameters of float32, bfloat16 or float16, found {p.dtype}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state of this optimizer or of `torch.optim.AdamW` without `maximize` and `amsgrad`."""
@@ -45,6 +69,7 @@ class AdamW(torch.optim.Optimizer):
             if any(group.get(name) for group in state_dict["param_groups"]):
                 raise ValueError(f"AdamW: the state is of an optimizer with {name}=True, which is not supported")
         super().load_state_dict(state_dict)
+        self._written.clear()
         # The base class has converted the state to the parameters' types: it is float32 for all types.
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
@@ -59,8 +84,13 @@ class AdamW(torch.optim.Optimizer):
             state["step"] = 0
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(p, dtype=torch.float32)
-        if p.dtype != torch.float32 and "master" not in state:
-            state["master"] = p.detach().to(torch.float32, copy=True)
+        if p.dtype != torch.float32:
+            master = state.get("master")
+            if master is None:
+                state["master"] = p.detach().to(torch.float32, copy=True)
+            elif self._written.get(p) != _version(p):
+                # Something else has written to the parameter, as the model's load_state_dict does.
+                torch.where(p == master.to(p.dtype), master, p.to(torch.float32), out=master)
         return state
 
     @torch.no_grad()
@@ -94,8 +124,11 @@ class AdamW(torch.optim.Optimizer):
             beta1, beta2 = group["betas"]
             for (step, with_compute_weights), (*arrays, own, states) in calls.items():
                 compute_weights = own if with_compute_weights else []
-                _adamw(*arrays, compute_weights, step, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+                rates = (float(rate) for rate in (group["lr"], beta1, beta2, group["eps"], group["weight_decay"]))
+                _adamw(*arrays, compute_weights, step, *rates)
                 torch.autograd.graph.increment_version(own)
-                for state in states:
+                for p, state in zip(own, states):
                     state["step"] = step
+                    if with_compute_weights:
+                        self._written[p] = _version(p)
         return loss
