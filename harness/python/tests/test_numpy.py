@@ -255,9 +255,12 @@ def test_softmax_and_cross_entropy(rng, dtype):
     # One gradient for all rows, with stride 0.
     same = np.broadcast_to(np.float32(0.5), 18)
     close(tw.cross_entropy_backward(logits, targets, lse, same), np.where(keep[..., None], p - onehot, 0) / 2, dtype)
-    # A target that is no column is visible in the loss.
-    targets[1, 1] = 131
-    np.testing.assert_array_equal(np.isnan(tw.cross_entropy(logits, targets)), np.arange(18) == 10)
+    for wrong in (131, -1):
+        targets[1, 1] = wrong
+        with pytest.raises(tilewright.Error, match=f"one of the 131 classes .* ignore_index = -100, found {wrong} in row 10"):
+            tw.cross_entropy(logits, targets)
+    targets[targets == -100] = -1
+    assert tw.cross_entropy(logits, targets, ignore_index=-1)[10] == 0
 
 
 @pytest.mark.parametrize("layout", ["heads first", "tokens first"])

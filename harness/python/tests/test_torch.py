@@ -60,6 +60,28 @@ def test_cross_entropy(device, dtype, reduction, index):
         tt.cross_entropy(logits, target.t())
 
 
+def test_targets_that_are_no_classes(device):
+    logits, weight = randn(4, 16, device=device), randn(16, 16, device=device)
+    for wrong in (16, -1, -101):
+        target = torch.tensor([1, -100, wrong, 3], device=device)
+        for op in (tt.cross_entropy, lambda x, t, **o: tt.linear_cross_entropy(x, weight, t, **o)):
+            if device == "cpu":
+                with pytest.raises(tilewright.Error, match=f"ignore_index = -100, found {wrong} in row 2"):
+                    op(logits, target)
+                with pytest.raises(IndexError):
+                    F.cross_entropy(logits, target)
+            else:
+                loss = op(logits, target, reduction="none")
+                assert loss.isnan().tolist() == [False, False, True, False]
+                (grad,) = torch.autograd.grad(loss.nansum(), logits)
+                assert grad[:2].isfinite().all() and grad[3].isfinite().all()
+            # Any number may be the one that is ignored.
+            loss = op(logits[2:], target[2:], ignore_index=wrong, reduction="none")
+            assert loss[0] == 0 and loss[1] > 0
+            (grad,) = torch.autograd.grad(loss.sum(), logits)
+            assert not grad[:3].any() and grad[3].any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_linear_cross_entropy(device, dtype, reduction, monkeypatch):
@@ -183,6 +205,17 @@ def test_matmul_and_linear(device, dtype):
     x, bias = randn(2, 5, 48, device=device, dtype=dtype), randn(20, device=device, dtype=dtype)
     compare(tt.linear, F.linear, (x, b, bias), dtype)
     compare(tt.linear, F.linear, (x, b), dtype)
+    # Without columns, the product is 0.
+    empty = [x[..., :0].detach().requires_grad_(), b[:, :0].detach().requires_grad_()]
+    compare(tt.linear, F.linear, (*empty, bias), dtype)
+    compare(lambda a, b: tt.matmul(a, b.t()), lambda a, b: a @ b.t(), (empty[0].flatten(0, 1), empty[1]), dtype)
+    target = torch.zeros(2, 5, dtype=torch.int64, device=device)
+    compare(
+        lambda x, w: tt.linear_cross_entropy(x, w, target),
+        lambda x, w: F.cross_entropy((x @ w.t()).flatten(0, 1), target.flatten()),
+        empty,
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -404,15 +437,49 @@ def test_ops_of_compiled_graphs(device, dtype):
             assert (a.double() - b.double()).abs().max() / scale < TOLERANCE[dtype]
 
 
-def test_mistakes_in_compiled_graphs(device):
-    x = randn(2, 5, 96, device=device)
-    for op, message in [
-        (lambda x: tt.swiglu(x, x[:, :1]), "swiglu: expected halves that are alike"),
-        (lambda x: tt.rope(x[None], positions=torch.zeros(1, dtype=torch.int64, device=device)), "expected 5 positions"),
-        (lambda x: tt.rope(x[None, ..., :5]), "with an even d"),
-    ]:
+def test_mistakes_are_the_same_in_compiled_graphs(device):
+    """Where the ops are formulas, which broadcast and take any type."""
+    x, w, q = randn(4, 16, device=device), randn(16, device=device), randn(1, 2, 8, 16, device=device)
+    positions = torch.arange(8, device=device)
+    mistakes = [
+        (lambda: tt.rms_norm(x, w[:1]), r"`weight` expects the shape \[16\], found \[1\]"),
+        (lambda: tt.rms_norm(x, x), r"`weight` expects the shape \[16\], found \[4, 16\]"),
+        (lambda: tt.rms_norm(w[0], w[:1]), "`x` expects at least one dimension"),
+        (lambda: tt.rms_norm(x.double(), w), "`x` expects elements of type .*, found float64"),
+        (lambda: tt.rms_norm(x.long(), w), "`x` expects elements of type .*, found int64"),
+        (lambda: tt.rms_norm(x, w.to(torch.complex64)), "`weight` expects a floating-point type, found complex64"),
+        (lambda: tt.rms_norm(x, w, -1.0), "eps: expected a number of at least 0, found -1.0"),
+        (lambda: tt.layer_norm(x, w, w[:1]), r"`bias` expects the shape \[16\], found \[1\]"),
+        (lambda: tt.layer_norm(x, x), r"`weight` expects the shape \[16\]"),
+        (lambda: tt.layer_norm(x.double(), w), "found float64"),
+        (lambda: tt.softmax(x.double()), "found float64"),
+        (lambda: tt.softmax(w[0]), "`x` expects at least one dimension"),
+        (lambda: tt.silu(x.to(torch.complex64)), "found complex64"),
+        (lambda: tt.silu(w[0]), "`x` expects at least one dimension"),
+        (lambda: tt.swiglu(x[:, :5]), r"`a` expects an even number of columns, found the shape \[4, 5\]"),
+        (lambda: tt.swiglu(x, x[:1]), r"`b` expects what `a` is, \[4, 16\] of float32, found \[1, 16\] of float32"),
+        (lambda: tt.swiglu(x, x.half()), r"`b` expects what `a` is, .*, found \[4, 16\] of float16"),
+        (lambda: tt.swiglu(x.double()), "found float64"),
+        (lambda: tt.rope(q.double()), "found float64"),
+        (lambda: tt.rope(q[..., :5]), "with an even d"),
+        (lambda: tt.rope(q, start=-3), "start: expected a position of at least 0, found -3"),
+        (lambda: tt.rope(q, start=1.5), "start: expected a position of at least 0, found 1.5"),
+        (lambda: tt.rope(q, positions=positions[:4]), r"`positions` expects the shape \[8\], found \[4\]"),
+        (lambda: tt.rope(q, positions=positions.float()), "`positions` expects elements of type int64 or int32, found float32"),
+        (lambda: tt.matmul(x, x), r"`b` expects the shape \[16, n\] and elements of type float32"),
+        (lambda: tt.linear(x, w), r"`weight` expects the shape \[n, 16\]"),
+        (lambda: tt.linear(x, x, w), r"`bias` expects the shape \[4\]"),
+        (lambda: tt.linear(x, x.half()), r"`weight` expects .* of type float32, as `x` has, found \[4, 16\] of float16"),
+        (lambda: tt.cross_entropy(w[0], positions[0]), "`logits` expects at least one dimension"),
+        (lambda: tt.cross_entropy(x, positions), r"target: expected the shape \[4\], found \[8\]"),
+        (lambda: tt.linear_cross_entropy(x, q[0, 0, :, :9], positions[:4]), "`weight` expects d = 16, as in `x`"),
+    ]
+    for call, message in mistakes:
+        with pytest.raises((tilewright.Error, ValueError), match=message):
+            call()
+        torch.compiler.reset()
         with pytest.raises(Exception, match=message):
-            torch.compile(op, fullgraph=True, backend="aot_eager")(x)
+            torch.compile(call, fullgraph=True, backend="aot_eager")()
 
 
 def test_a_graph_takes_the_tables_of_rope_from_an_op(device):
@@ -567,12 +634,8 @@ def test_mistakes_are_exceptions(device):
     freed.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="x: its memory was freed"):
         tt.silu(freed)
-    with pytest.raises(ValueError, match=r"x: expected an even number of columns, found the shape \[4, 5\]"):
-        tt.swiglu(torch.zeros(4, 5, device=device))
-    with pytest.raises(TypeError, match="x: kernels have no element type for this tensor"):
-        tt.silu(torch.zeros(4, 16, dtype=torch.complex64, device=device))
-    with pytest.raises(tilewright.Error, match="elements of type f32, bf16 or f16, found i64"):
-        tt.silu(torch.zeros(4, 16, dtype=torch.int64, device=device))
+    with pytest.raises(TypeError, match="q: kernels have no element type for this tensor"):
+        tt.attention(q.to(torch.complex64), q, q)
     # PyTorch's dispatcher makes RuntimeError of the kernels' exceptions, with the same message.
     with pytest.raises(RuntimeError, match="elements of type f32, bf16 or f16, found i64"):
         torch.ops.tilewright.silu_forward(torch.zeros(4, 16, dtype=torch.int64, device=device))

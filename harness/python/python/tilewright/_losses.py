@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._native import Error
 from ._registration import kernel, Op
-from ._shared import dense, precision_code, row_vector
+from ._shared import dense, expect_rows, matrix, precision_code, row_vector
 
 
 # Cross-entropy
@@ -49,18 +50,21 @@ _cross_entropy_op = Op(
 def cross_entropy(logits: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """The cross-entropy loss, float32, of logits [..., classes] and target [...], int64 or int32.
 
-    `reduction` is "mean" (over targets other than `ignore_index`), "sum" or "none", which gives a loss per target.
+    `reduction` is "mean" (over targets other than `ignore_index`), "sum" or "none", which gives a loss per target. A
+    target that is neither a class nor `ignore_index` is an error on the CPU; on a GPU, where a check would wait for the
+    device, its loss and the gradient of its row are NaN (PyTorch's fails with a device-side assertion).
     """
-    flat = _targets(logits, target, reduction)
+    flat = _targets("cross_entropy", "logits", logits, target, reduction)
     # The batching rule tells rows from targets by their rank.
     logits = logits[None] if logits.dim() == 1 else logits
     return _reduced(_cross_entropy_op(logits, flat, ignore_index)[0], target, flat, ignore_index, reduction)
 
 
-def _targets(x: Tensor, target: Tensor, reduction: str) -> Tensor:
+def _targets(op: str, name: str, x: Tensor, target: Tensor, reduction: str) -> Tensor:
     """The targets of the rows of x, in one dimension."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: expected mean, sum or none, found {reduction!s:.200}")
+    expect_rows(op, name, x)
     if x.shape[:-1] != target.shape:
         raise ValueError(f"target: expected the shape {list(x.shape[:-1])}, found {list(target.shape)}")
     return target.reshape(-1)
@@ -164,9 +168,11 @@ def linear_cross_entropy(
     The backward pass computes the logits again, and sums the gradient of the weight in float32. `precision` as for
     `matmul`.
     """
-    flat = _targets(x, target, reduction)
+    flat = _targets("linear_cross_entropy", "x", x, target, reduction)
     precision_code(precision)
     if weight.dim() != 2:
         raise ValueError(f"weight: expected [classes, d], found {list(weight.shape)}")
-    loss = _linear_cross_entropy_op(x.reshape(-1, x.shape[-1]), weight.to(x.dtype), flat, ignore_index, precision)[0]
+    if weight.shape[1] != x.shape[-1]:
+        raise Error(f"linear_cross_entropy: `weight` expects d = {x.shape[-1]}, as in `x`, found {list(weight.shape)}")
+    loss = _linear_cross_entropy_op(matrix(x), weight.to(x.dtype), flat, ignore_index, precision)[0]
     return _reduced(loss, target, flat, ignore_index, reduction)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._native import Error
 from ._registration import kernel, Op
-from ._shared import expect_matrices, expect_no_gradients, precision_code
+from ._shared import expect_matrices, expect_no_gradients, expect_rows, matrix, precision_code
 
 
 # Matmul
@@ -61,13 +62,29 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "ieee") -> Tensor:
     """
     if a.dim() != 2 or b.dim() != 2:
         raise ValueError(f"matmul: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
+    if b.shape[0] != a.shape[1] or b.dtype != a.dtype:
+        _refuse_operand("matmul", "b", b, "a", a, f"[{a.shape[1]}, n]")
     return _matmul_op(a, b, None, precision_code(precision))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str = "ieee") -> Tensor:
     """x [..., k] · weight [n, k]ᵀ + bias [n]: `torch.nn.functional.linear`. `precision` as for `matmul`."""
-    y = _matmul_op(x.reshape(-1, x.shape[-1]), weight.t(), bias, precision_code(precision))
-    return y.view(*x.shape[:-1], weight.shape[0])
+    expect_rows("linear", "x", x)
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or weight.dtype != x.dtype:
+        _refuse_operand("linear", "weight", weight, "x", x, f"[n, {x.shape[-1]}]")
+    n = weight.shape[0]
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != n or bias.dtype != x.dtype):
+        _refuse_operand("linear", "bias", bias, "x", x, f"[{n}]")
+    y = _matmul_op(matrix(x), weight.t(), bias, precision_code(precision))
+    return y.view(*x.shape[:-1], n)
+
+
+def _refuse_operand(op: str, name: str, operand: Tensor, of: str, x: Tensor, shape: str) -> None:
+    expected, found = (str(t.dtype).removeprefix("torch.") for t in (x, operand))
+    raise Error(
+        f"{op}: `{name}` expects the shape {shape} and elements of type {expected}, as `{of}` has, found"
+        f" {list(operand.shape)} of {found}"
+    )
 
 
 # 8-bit matmul

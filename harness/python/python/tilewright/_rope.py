@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._native import Error
 from ._registration import kernel, Op
-from ._shared import dense, expect_numbers, heads_like
+from ._shared import dense, expect_floats, expect_numbers, heads_like
 
 
 _frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
@@ -99,8 +100,6 @@ def _rope_formula(x: Tensor, base: float, start: int, positions: Tensor | None, 
     n, d = x.shape[2:]
     if positions is None:
         positions = torch.arange(start, start + n, device=x.device)
-    if positions.shape != (n,):
-        raise ValueError(f"rope: expected {n} positions, found the shape {list(positions.shape)}")
     cos, sin = _rope_tables_op(positions, d, base)
     a, b = x.float().chunk(2, -1) if halves else (x.float()[..., ::2], x.float()[..., 1::2])
     pairs = a * cos - b * sin, a * sin + b * cos
@@ -122,6 +121,15 @@ def rope(
         raise ValueError(f"rope: expected start or positions, found both: start is {start}")
     if not 0 < base < float("inf"):
         raise ValueError(f"base: expected a positive finite number, found {base}")
+    expect_floats("rope", "x", x)
+    if positions is None:
+        if not isinstance(start, (int, torch.SymInt)) or start < 0:
+            raise ValueError(f"start: expected a position of at least 0, found {start!s:.200}")
+    elif positions.shape != (x.shape[2],):
+        raise Error(f"rope: `positions` expects the shape {[x.shape[2]]}, found {list(positions.shape)}")
+    elif positions.dtype not in (torch.int64, torch.int32):
+        found = str(positions.dtype).removeprefix("torch.")
+        raise Error(f"rope: `positions` expects elements of type int64 or int32, found {found}")
     if torch.compiler.is_compiling():
         return _rope_formula(x, base, start, positions, halves)
     return _rope_op(x, _kept_frequencies(x.shape[-1], base, x.device), start, positions, False, halves)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._native import Error
 from ._registration import kernel, Op
-from ._shared import dense, expect_numbers, row_vector
+from ._shared import dense, expect_alike, expect_eps, expect_rows, expect_vector, row_vector
 
 
 # Norms
@@ -44,7 +45,9 @@ _rms_norm_op = Op(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """x / √(mean(x²) + eps) · weight for each row of x [..., d]. The weight [d] is converted to x's type."""
-    expect_numbers(eps=eps)
+    expect_rows("rms_norm", "x", x)
+    expect_vector("rms_norm", "weight", weight, x)
+    expect_eps(eps)
     if torch.compiler.is_compiling():
         exact = x.float()
         y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
@@ -75,8 +78,11 @@ _layer_norm_op = Op(
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias for each row of x [..., d]. Weight and bias are converted to x's type."""
-    expect_numbers(eps=eps)
     bias = torch.zeros_like(weight) if bias is None else bias
+    expect_rows("layer_norm", "x", x)
+    expect_vector("layer_norm", "weight", weight, x)
+    expect_vector("layer_norm", "bias", bias, x)
+    expect_eps(eps)
     if torch.compiler.is_compiling():
         exact = x.float()
         centered = exact - exact.mean(-1, keepdim=True)
@@ -104,6 +110,7 @@ _softmax_op = Op(
 
 def softmax(x: Tensor) -> Tensor:
     """The softmax of each row of x [..., d]."""
+    expect_rows("softmax", "x", x)
     if torch.compiler.is_compiling():
         return torch.softmax(x.float(), -1).to(x.dtype)
     return _softmax_op(x)
@@ -154,10 +161,13 @@ def swiglu(a: Tensor, b: Tensor | None = None) -> Tensor:
 
     The gradient of the halves is one tensor: with slices as a and b, PyTorch would concatenate theirs.
     """
+    expect_rows("swiglu", "a", a)
+    if b is not None:
+        expect_alike("swiglu", "b", b, "a", a)
+    elif a.shape[-1] % 2 != 0:
+        raise Error(f"swiglu: `a` expects an even number of columns, found the shape {list(a.shape)}")
     if torch.compiler.is_compiling():
         left, right = a.chunk(2, -1) if b is None else (a, b)
-        if left.shape != right.shape or left.dtype != right.dtype:
-            raise ValueError(f"swiglu: expected halves that are alike, found {left.shape} and {right.shape}")
         return (_silu_formula(left.float()) * right.float()).to(a.dtype)
     return _swiglu_packed_op(a) if b is None else _swiglu_op(a, b)
 
@@ -182,6 +192,7 @@ _silu_op = Op(
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x) for x [..., d]."""
+    expect_rows("silu", "x", x)
     if torch.compiler.is_compiling():
         return _silu_formula(x.float()).to(x.dtype)
     return _silu_op(x)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from ._native import Error
 
 
 def dense(x: Tensor) -> Tensor:
@@ -13,7 +17,7 @@ def dense(x: Tensor) -> Tensor:
 
 def row_vector(x: Tensor) -> Tensor:
     """A float32 for each row of x [..., d]."""
-    return x.new_empty(x.numel() // max(x.shape[-1], 1), dtype=torch.float32)
+    return x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
 
 
 def heads_like(x: Tensor) -> Tensor:
@@ -50,3 +54,48 @@ def expect_no_gradients(name: str, *tensors: Tensor) -> None:
 def expect_matrices(name: str, a: Tensor, b: Tensor) -> None:
     if a.dim() != 2 or b.dim() != 2:
         raise ValueError(f"{name}: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
+
+
+# Checks of arguments for eager mode and for graphs of `torch.compile`, whose formulas have none of the kernels' checks.
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def expect_floats(op: str, name: str, x: Tensor) -> None:
+    if x.dtype not in _FLOATS:
+        found = str(x.dtype).removeprefix("torch.")
+        raise Error(f"{op}: `{name}` expects elements of type float32, bfloat16 or float16, found {found}")
+
+
+def expect_rows(op: str, name: str, x: Tensor) -> None:
+    """Raises unless x is [..., d] of an element type that kernels have."""
+    expect_floats(op, name, x)
+    if x.dim() == 0:
+        raise Error(f"{op}: `{name}` expects at least one dimension, found none")
+
+
+def expect_vector(op: str, name: str, vector: Tensor, x: Tensor) -> None:
+    """Raises unless the vector is [d] for x [..., d], of a type that is converted to x's."""
+    if vector.dim() != 1 or vector.shape[0] != x.shape[-1]:
+        raise Error(f"{op}: `{name}` expects the shape {[x.shape[-1]]}, found {list(vector.shape)}")
+    if not vector.dtype.is_floating_point:
+        found = str(vector.dtype).removeprefix("torch.")
+        raise Error(f"{op}: `{name}` expects a floating-point type, found {found}")
+
+
+def expect_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
+    """Raises unless both have the same shape and element type."""
+    if x.shape != other.shape or x.dtype != other.dtype:
+        expected, found = (f"{list(t.shape)} of {str(t.dtype).removeprefix('torch.')}" for t in (other, x))
+        raise Error(f"{op}: `{name}` expects what `{of}` is, {expected}, found {found}")
+
+
+def expect_eps(eps: float) -> None:
+    expect_numbers(eps=eps)
+    if not eps >= 0:
+        raise ValueError(f"eps: expected a number of at least 0, found {eps}")
+
+
+def matrix(x: Tensor) -> Tensor:
+    """x [..., d] as [rows, d]."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -6,7 +6,7 @@ use tilewright::kernels::{
 };
 
 use super::{Call, for_float_type, for_index_type};
-use crate::array::Array;
+use crate::array::{Argument, Array};
 use crate::call::without_gil;
 
 type Object<'a, 'py> = &'a Bound<'py, PyAny>;
@@ -108,6 +108,10 @@ pub fn softmax_bwd(call: Call, y: &Array, grad_y: &Array, grad_x: &Array) -> til
 }
 
 /// loss and lse [rows] of logits [..., d] and targets [rows].
+///
+/// # Errors
+/// On the CPU also targets that are neither classes nor `ignore_index`. On a GPU, where a check would wait for the
+/// device, their losses are NaN.
 pub fn cross_entropy_fwd(
     call: Call,
     logits: &Array,
@@ -116,6 +120,7 @@ pub fn cross_entropy_fwd(
     lse: &Array,
     ignore_index: i64,
 ) -> tilewright::Result<()> {
+    expect_classes(targets, call.arg("targets"), logits.shape.last().copied().unwrap_or(0), ignore_index)?;
     for_float_type!(logits.dtype, call.arg("logits"), T => {
         for_index_type!(targets.dtype, call.arg("targets"), I => cross_entropy::forward::<T, I>(
             call.device,
@@ -125,6 +130,24 @@ pub fn cross_entropy_fwd(
             loss.tensor_mut(call.arg("loss"))?,
             lse.tensor_mut(call.arg("lse"))?,
         ))
+    })
+}
+
+/// Checks targets in the host's memory: each is a class, or `ignored`.
+fn expect_classes(targets: &Array, at: Argument<'_>, classes: i64, ignored: i64) -> tilewright::Result<()> {
+    let (&[rows], &[stride]) = (&targets.shape[..], &targets.strides[..]) else { return Ok(()) };
+    for_index_type!(targets.dtype, at, I => {
+        let view = targets.view::<I>(at)?;
+        let Some(values) = view.as_slice() else { return Ok(()) };
+        for row in 0..rows as usize {
+            #[allow(clippy::useless_conversion, reason = "one of the types is i64")]
+            let target = i64::from(values[row * stride as usize]);
+            if target != ignored && !(0..classes).contains(&target) {
+                let expected = format!("one of the {classes} classes of `logits`, from 0 on, or ignore_index = {ignored}");
+                return Err(at.error(expected, format!("{target} in row {row}")));
+            }
+        }
+        Ok(())
     })
 }
 
