@@ -230,8 +230,14 @@ fn modifiers<'a>(
     );
     // Smaller caps have no finite reciprocal times 2 log₂ e.
     const MIN_CAP: f32 = 1e-30;
-    if caps && !(number >= MIN_CAP && number.is_finite()) {
-        return invalid_argument("softcap", format!("a finite number of at least {MIN_CAP}"), format!("{number}"));
+    // The error of a score is about 10⁻⁷ times its cap: at most 10⁻³, which is that factor of a probability.
+    const MAX_CAP: f32 = 1e4;
+    if caps && !(MIN_CAP..=MAX_CAP).contains(&number) {
+        let expected = format!(
+            "a number from {MIN_CAP} to {MAX_CAP} (scores have an error of 1e-7 times it; one that is larger hardly changes \
+             scores: leave it out)"
+        );
+        return invalid_argument("softcap", expected, format!("{number}"));
     }
     if has_slopes && data.len() != heads {
         return invalid_argument(

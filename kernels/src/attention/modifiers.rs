@@ -515,7 +515,7 @@ impl<'a> Score<'a> {
     /// [`PLAIN`].
     pub const PLAIN: Score<'static> = Score { function: ScoreMod(&PLAIN), number: 0.0, data: None };
 
-    /// c · tanh(s / c) ([`SOFTCAP`]), c > 0.
+    /// c · tanh(s / c) ([`SOFTCAP`]), c from 10⁻³⁰ to 10⁴: the error of a score is about c · 10⁻⁷.
     pub fn softcap(cap: f32) -> Score<'static> {
         Score { function: ScoreMod(&SOFTCAP), number: cap, data: None }
     }

@@ -137,7 +137,7 @@ def attention(
     - `window`: a row sees that many keys before its diagonal, i + (n_k − n_q), the key on it, and without `causal` as many
       after it. (flash-attn: window_size=(window, 0) with causal, else (window, window).)
     - `prefix`, with `causal` and without a window or packed sequences: a row also sees that many first keys (prefix LM).
-    - `softcap`: a score s becomes softcap · tanh(s / softcap).
+    - `softcap`, at most 10⁴: a score s becomes softcap · tanh(s / softcap), with an error of about 10⁻⁷ · softcap.
     - `alibi_slopes`, float32 [heads], without a gradient: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the
       softcap.
     - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask

@@ -76,7 +76,7 @@ def attention_forward(
 
     - `window`: a row sees that many keys before its diagonal, the key on it, and without `causal` as many after it.
     - `prefix`, with `causal`: a row also sees that many first keys.
-    - `softcap`: a score s becomes softcap · tanh(s / softcap).
+    - `softcap`, at most 10⁴: a score s becomes softcap · tanh(s / softcap).
     - `alibi_slopes`, float32 [heads]: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the softcap.
     - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
       and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
