@@ -60,6 +60,45 @@ def test_cross_entropy(device, dtype, reduction, index):
         tt.cross_entropy(logits, target.t())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(device, dtype):
+    """Types of results and of gradients are those of PyTorch's ops, in eager mode and in compiled graphs."""
+    x, w, b = randn(4, 16, device=device), randn(16, 16, device=device), randn(16, device=device)
+    heads, target = (lambda x: x.view(1, 2, 2, 16)), torch.tensor([1, 2, 3, 4], device=device)
+    pairs = [
+        (tt.linear, F.linear, (x, w, b)),
+        (tt.linear, F.linear, (x, w)),
+        (tt.linear, F.linear, (x.detach().to(dtype).requires_grad_(), w)),
+        (tt.matmul, torch.matmul, (x, w)),
+        (lambda x: tt.attention(*[heads(x)] * 3), lambda x: F.scaled_dot_product_attention(*[heads(x)] * 3), (x,)),
+        (
+            lambda x: tt.attention(heads(x), heads(x).to(dtype), heads(x), window=9),
+            lambda x: F.scaled_dot_product_attention(heads(x), heads(x).to(dtype), heads(x)),
+            (x,),
+        ),
+        (lambda x, w: tt.linear_cross_entropy(x, w, target), lambda x, w: F.cross_entropy(x @ w.t(), target), (x, w)),
+        (lambda x: tt.cross_entropy(x, target), lambda x: F.cross_entropy(x, target), (x.detach().to(dtype).requires_grad_(),)),
+        (tt.softmax, lambda x: torch.softmax(x, -1), (x.detach().to(dtype).requires_grad_(),)),
+        (tt.layer_norm, lambda x, w, b: F.layer_norm(x, (16,), w, b), (x.detach().to(dtype).requires_grad_(), b, b)),
+        (tt.silu, F.silu, (x.detach().to(dtype).requires_grad_(),)),
+    ]
+    for ours, theirs, inputs in pairs:
+        for compiled in (False, True):
+            torch.compiler.reset()
+            op = torch.compile(ours, fullgraph=True, backend="aot_eager") if compiled else ours
+            with torch.autocast(device, dtype):
+                found, expected = op(*inputs), theirs(*inputs)
+            assert found.dtype == expected.dtype
+            grad = torch.randn_like(found)
+            torch.testing.assert_close(found, expected, rtol=4 * TOLERANCE[dtype], atol=4 * TOLERANCE[dtype])
+            for a, b in zip(torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad)):
+                assert (a - b).abs().max() <= 4 * TOLERANCE[dtype] * b.abs().max().clamp(min=1)
+    with torch.autocast(device, dtype), torch.autocast(device, enabled=False):
+        assert tt.matmul(x, w).dtype == torch.float32
+    with torch.autocast(device, dtype), pytest.raises(tilewright.Error, match="found float64"):
+        tt.linear(x.double(), w.double())
+
+
 def test_targets_that_are_no_classes(device):
     logits, weight = randn(4, 16, device=device), randn(16, 16, device=device)
     for wrong in (16, -1, -101):

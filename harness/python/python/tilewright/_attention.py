@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._modifiers import check
 from ._registration import kernel, Op
-from ._shared import expect_numbers, heads_like, precision_code
+from ._shared import autocast_to_narrow, expect_numbers, heads_like, precision_code
 
 
 _attention_forward = kernel(
@@ -152,6 +152,7 @@ def attention(
         deterministic = torch.are_deterministic_algorithms_enabled()
     if q.dim() != 4:
         raise ValueError(f"attention: expected q [batch, heads, rows, d], found {list(q.shape)}")
+    q, k, v = autocast_to_narrow(q, k, v)
     if scale is None:
         scale = max(q.shape[3], 1) ** -0.5
     options = causal, scale, precision_code(precision), deterministic

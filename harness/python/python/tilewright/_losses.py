@@ -11,7 +11,7 @@ from torch import Tensor
 from . import _native
 from ._native import Error
 from ._registration import kernel, Op
-from ._shared import dense, expect_rows, matrix, precision_code, row_vector
+from ._shared import autocast_to_narrow, dense, expect_rows, matrix, precision_code, row_vector
 
 
 # Cross-entropy
@@ -168,6 +168,7 @@ def linear_cross_entropy(
     The backward pass computes the logits again, and sums the gradient of the weight in float32. `precision` as for
     `matmul`.
     """
+    x, weight = autocast_to_narrow(x, weight)
     flat = _targets("linear_cross_entropy", "x", x, target, reduction)
     precision_code(precision)
     if weight.dim() != 2:

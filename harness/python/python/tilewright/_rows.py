@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._native import Error
 from ._registration import kernel, Op
-from ._shared import dense, expect_alike, expect_eps, expect_rows, expect_vector, row_vector
+from ._shared import autocast_to_float32, dense, expect_alike, expect_eps, expect_rows, expect_vector, row_vector
 
 
 # Norms
@@ -78,6 +78,7 @@ _layer_norm_op = Op(
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias for each row of x [..., d]. Weight and bias are converted to x's type."""
+    x = autocast_to_float32(x)
     bias = torch.zeros_like(weight) if bias is None else bias
     expect_rows("layer_norm", "x", x)
     expect_vector("layer_norm", "weight", weight, x)
@@ -110,6 +111,7 @@ _softmax_op = Op(
 
 def softmax(x: Tensor) -> Tensor:
     """The softmax of each row of x [..., d]."""
+    x = autocast_to_float32(x)
     expect_rows("softmax", "x", x)
     if torch.compiler.is_compiling():
         return torch.softmax(x.float(), -1).to(x.dtype)

@@ -28,6 +28,7 @@ def heads_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # The precisions of float32 products, as the kernels number them.
 _PRECISIONS = {None: 0, "ieee": 1, "tf32": 2, "tf32x3": 3}
 
@@ -56,10 +57,26 @@ def expect_matrices(name: str, a: Tensor, b: Tensor) -> None:
         raise ValueError(f"{name}: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
 
 
+# Types under `torch.autocast`, as for PyTorch's ops of the same kind.
+
+
+def autocast_to_narrow(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The operands of a matmul or of attention: of the type of `torch.autocast` where it is active."""
+    kind = tensors[0].device.type
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
+def autocast_to_float32(x: Tensor) -> Tensor:
+    """The input of an op whose result is float32 under `torch.autocast`, which is so on GPUs only."""
+    if x.device.type == "cuda" and torch.is_autocast_enabled("cuda") and x.dtype in _FLOATS:
+        return x.float()
+    return x
+
+
 # Checks of arguments for eager mode and for graphs of `torch.compile`, whose formulas have none of the kernels' checks.
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
 
 def expect_floats(op: str, name: str, x: Tensor) -> None:
     if x.dtype not in _FLOATS:
