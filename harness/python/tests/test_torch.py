@@ -1,6 +1,7 @@
 """The other ops of `tilewright.torch` against PyTorch's in float64: values, gradients, strides, compilation, mistakes."""
 
 import copy
+import itertools
 import threading
 
 import pytest
@@ -234,6 +235,25 @@ def test_rope(device, dtype, tokens_first):
         )
     positions = torch.randperm(50, device=device)[:17]
     compare(lambda x: tt.rope(x, positions=positions), reference(positions), (x,), dtype)
+    compare(
+        lambda x: tt.rope(x[:, :, 1].transpose(1, 2), positions=positions),
+        lambda x: reference(positions)(x[:, :, 1].transpose(1, 2)),
+        (packed,),
+        dtype,
+    )
+    # Tokens first, and other orders of dimensions.
+    arange = torch.arange(17, device=device)
+    for order in itertools.permutations(range(4)):
+        shape = (2, 3, 17, 16)
+        back = [order.index(axis) for axis in range(4)]
+        tokens = randn(*(shape[axis] for axis in order), device=device, dtype=dtype)
+        compare(lambda x: tt.rope(x.permute(back)), lambda x: reference(arange)(x.permute(back)), (tokens,), dtype)
+        compare(
+            lambda x: tt.rope(x.permute(back), positions=positions),
+            lambda x: reference(positions)(x.permute(back)),
+            (tokens,),
+            dtype,
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -408,6 +428,7 @@ def test_registrations(device):
         (ops.silu, (x,)),
         (ops.rope, (q, frequencies, 0, None, False, False)),
         (ops.rope, (tokens_first, frequencies, 3, None, False, True)),
+        (ops.rope, (randn(9, 2, 3, 16, device=device).permute(1, 2, 0, 3), frequencies, 3, None, False, True)),
         (ops.rope, (tokens_first[..., ::2], frequencies[:4], 3, None, False, False)),
         (ops.rope, (tokens_first, frequencies, 0, torch.arange(9, device=device), False, False)),
         (ops.softmax, (x,)),

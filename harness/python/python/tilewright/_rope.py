@@ -37,11 +37,15 @@ def _kept_frequencies(d: int, base: float, device: torch.device) -> Tensor:
 
 
 def _rope_fake(x: Tensor, *_: Any) -> Tensor:
-    """As the kernel: it copies x unless batch and heads, or batch and n, are one dimension in memory."""
-    (batch, heads, n, _), (of_batch, of_head, of_token, of_element) = x.shape, x.stride()
-    one = batch == 1 or of_batch == of_head * heads or of_batch == of_token * n
-    expanded = any(extent > 1 and stride == 0 for extent, stride in zip(x.shape, x.stride()))
-    return heads_like(x) if one and not expanded and of_element == 1 else dense(x)
+    """As the kernel: the dimensions that are one in memory are so in the result; without such, it copies x."""
+    (batch, heads, n, d), (of_batch, of_head, of_token, of_element) = x.shape, x.stride()
+    if of_element != 1 or any(extent > 1 and stride == 0 for extent, stride in zip(x.shape, x.stride())):
+        return dense(x)
+    if batch == 1:
+        return heads_like(x)
+    if of_batch != of_head * heads and of_batch == of_token * n:
+        return x.new_empty(batch, n, heads, d).transpose(1, 2)
+    return dense(x)
 
 
 _rope_from = kernel(
@@ -109,7 +113,9 @@ def _rope_formula(x: Tensor, base: float, start: int, positions: Tensor | None, 
 def rope(
     x: Tensor, *, base: float = 10000.0, start: int = 0, positions: Tensor | None = None, halves: bool = False
 ) -> Tensor:
-    """Rotary position embedding of x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d].
+    """Rotary position embedding of x [batch, heads, n, d], of any strides.
+
+    Without a copy: x in memory as it is, as [batch, n, heads, d], or without `positions` as [n, batch, heads, d].
 
     Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
     [n], int64 or int32, or start, start + 1, …. With `halves`, pairs are (x[i], x[i + d/2]), as in Llama.

@@ -13,10 +13,10 @@ use std::path::PathBuf;
 
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use tilewright::Dtype;
 
-use crate::array::{Array, Dims};
+use crate::array::Array;
 use crate::call::catching;
 use crate::device::{self, Place};
 use crate::ops::Call;
@@ -154,12 +154,13 @@ fn row_vector(x: &Array) -> PyResult<Array> {
 
 /// A new tensor like x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d], whichever x is like.
 fn heads_like(x: &Array) -> PyResult<Array> {
-    let strides = match x.shape.as_slice() {
-        &[_, heads, n, d] if x.strides[1] < x.strides[2] => smallvec![heads * n * d, d, heads * d, 1],
-        shape => crate::array::row_major(shape),
-    };
-    let strides: Dims = strides;
-    empty_strided(x, &x.shape, &strides, x.dtype)
+    if x.shape.len() == 4 && x.strides[1] < x.strides[2] { tokens_first(x) } else { dense(x) }
+}
+
+/// A new tensor like x [batch, heads, n, d], in memory as [batch, n, heads, d].
+fn tokens_first(x: &Array) -> PyResult<Array> {
+    let &[_, heads, n, d] = x.shape.as_slice() else { return dense(x) };
+    empty_strided(x, &x.shape, &[heads * n * d, d, heads * d, 1], x.dtype)
 }
 
 /// A contiguous copy.

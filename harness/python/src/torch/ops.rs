@@ -14,7 +14,8 @@ use tilewright::prelude::Precision;
 
 use super::abi::{Handle, Kernel};
 use super::{
-    Arguments, Results, call, contiguous, dense, empty, halves, heads_like, row_vector, rows, run, unit_stride,
+    Arguments, Results, call, contiguous, dense, empty, halves, heads_like, row_vector, rows, run, tokens_first,
+    unit_stride,
 };
 use crate::array::Array;
 use crate::call::{Error, guarded};
@@ -316,7 +317,17 @@ fn rope_from(arguments: &mut Arguments) -> PyResult<Results> {
     let start = usize::try_from(start)
         .map_err(|_| PyValueError::new_err(format!("start: expected a position of at least 0, found {start}")))?;
     let call = call("rope", &[("x", &x), ("frequencies", &frequencies)])?;
-    let (y, rotation) = (heads_like(&x)?, dense_ops::rotation(inverse, in_halves));
+    // The dimensions that are one in memory are so in the result.
+    let y = match (&x.shape[..], &x.strides[..]) {
+        (&[1, ..], _) => heads_like(&x)?,
+        (&[_, heads, n, _], &[of_batch, of_head, of_token, _])
+            if of_batch != of_head * heads && of_batch == of_token * n =>
+        {
+            tokens_first(&x)?
+        }
+        _ => dense(&x)?,
+    };
+    let rotation = dense_ops::rotation(inverse, in_halves);
     guarded(|| dense_ops::rotate(call, &x, &frequencies, &y, Positions::From(start), rotation))?;
     Ok(smallvec![y])
 }
