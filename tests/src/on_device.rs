@@ -19,6 +19,21 @@ pub fn devices() -> Vec<Device> {
     vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
 }
 
+/// Runs `launch` with inputs and a poisoned output of `n` elements on every device, and returns the outputs.
+pub fn outputs<T: Element>(
+    devices: Vec<Device>,
+    n: usize,
+    launch: impl Fn(&Device, &mut Buffer<T>) -> Result<()>,
+) -> Vec<(Device, Vec<T>)> {
+    let run = |device: Device| {
+        let mut y = Buffer::<T>::poisoned(&device, n).expect("memory");
+        launch(&device, &mut y).unwrap_or_else(|error| panic!("{device}: {error}"));
+        let y = y.to_vec().expect("the output");
+        (device, y)
+    };
+    devices.into_iter().map(run).collect()
+}
+
 /// Distances in memory, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Spacing {

@@ -162,3 +162,97 @@ fn orders_and_scopes_reach_ptx() {
         assert!(text.contains(wanted), "no `{wanted}` in {text}");
     }
 }
+
+constexpr_enum! {
+    enum Reduction { Add, Min, Max, And, Or, Xor }
+}
+
+#[kernel]
+fn reduced_blocks<T: Num>(
+    x: In<T>,
+    y: TensorInOut<T, (m, n)>,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] kind: Reduction,
+) {
+    let (first_row, first_column) = (program_id(0) * m_tile, program_id(1) * n_tile);
+    let rows = first_row + arange(0, m_tile).expand_dims(1);
+    let columns = first_column + arange(0, n_tile).expand_dims(0);
+    let inside = rows < m && columns < n;
+    let v = load(x + rows * n + columns, mask = inside);
+    let block = y.descriptor([m_tile, n_tile]);
+    match kind {
+        Reduction::Add => block.atomic_add([first_row, first_column], v),
+        Reduction::Min => block.atomic_min([first_row, first_column], v),
+        Reduction::Max => block.atomic_max([first_row, first_column], v),
+        Reduction::And => block.atomic_and([first_row, first_column], v),
+        Reduction::Or => block.atomic_or([first_row, first_column], v),
+        Reduction::Xor => block.atomic_xor([first_row, first_column], v),
+    }
+}
+
+fn check_reduced_blocks<T: Element + Num>(
+    [m_tile, n_tile]: [usize; 2],
+    kinds: &[Reduction],
+    of: fn(f64) -> T,
+    wide: fn(T) -> f64,
+) {
+    // The last blocks extend beyond the tensor.
+    let (m, n) = (2 * m_tile - 1, 2 * n_tile - 3);
+    let least = if wide(of(-1.0)) < 0.0 { -20.0 } else { 0.0 };
+    let numbers = |step: usize| -> Vec<f64> { (0..m * n).map(|i| ((i * step) % 61) as f64 + least).collect() };
+    let (x, y) = (numbers(7), numbers(11));
+    for &kind in kinds {
+        let combine = |(&x, &y): (&f64, &f64)| match kind {
+            Reduction::Add => x + y,
+            Reduction::Min => x.min(y),
+            Reduction::Max => x.max(y),
+            Reduction::And => (x as i64 & y as i64) as f64,
+            Reduction::Or => (x as i64 | y as i64) as f64,
+            Reduction::Xor => (x as i64 ^ y as i64) as f64,
+        };
+        let want: Vec<f64> = x.iter().zip(&y).map(combine).map(|v| wide(of(v))).collect();
+        for device in devices() {
+            let on_device =
+                |v: &[f64]| Buffer::from_slice(&device, &v.iter().map(|&v| of(v)).collect::<Vec<T>>()).unwrap();
+            let (x, mut y) = (on_device(&x), on_device(&y));
+            let mut tensor = y.tensor_mut([m, n]).unwrap();
+            ReducedBlocks { x: &x, y: &mut tensor, m_tile, n_tile, kind }.launch(&device, (2, 2)).unwrap();
+            let found: Vec<f64> = y.to_vec().unwrap().into_iter().map(wide).collect();
+            assert_eq!(found, want, "{device}: {kind:?} of {}", T::dtype());
+        }
+    }
+}
+
+#[test]
+fn descriptors_reduce_into_their_blocks() {
+    use Reduction::*;
+    for shape in [[2, 16], [8, 32], [1, 128]] {
+        check_reduced_blocks::<f32>(shape, &[Add, Min, Max], |x| x as f32, f64::from);
+        check_reduced_blocks::<f16>(shape, &[Add, Min, Max], f16::from_f64, f16::to_f64);
+        check_reduced_blocks::<bf16>(shape, &[Add, Min, Max], bf16::from_f64, bf16::to_f64);
+        check_reduced_blocks::<i32>(shape, &[Add, Min, Max, And, Or, Xor], |x| x as i32, f64::from);
+        check_reduced_blocks::<u32>(shape, &[Add, Min, Max, And, Or, Xor], |x| x as u32, f64::from);
+        check_reduced_blocks::<i64>(shape, &[Add, Min, Max, And, Or, Xor], |x| x as i64, |x| x as f64);
+        check_reduced_blocks::<u64>(shape, &[Add, Min, Max, And, Or, Xor], |x| x as u64, |x| x as f64);
+        check_reduced_blocks::<i16>(shape, &[Add, Min, Max, And, Or, Xor], |x| x as i16, f64::from);
+    }
+}
+
+#[kernel]
+fn reduced_bytes(y: TensorInOut<i8, (m, n)>) {
+    y.descriptor([8, 16]).atomic_max([0, 0], zeros::<i8>([8, 16]));
+}
+
+#[kernel]
+fn combined_bits_of_floats(y: TensorInOut<f32, (m, n)>) {
+    y.descriptor([8, 16]).atomic_xor([0, 0], zeros::<f32>([8, 16]));
+}
+
+#[test]
+fn descriptors_reduce_what_atomics_have() {
+    let message = |def: &KernelDef| def.record(&[], &[], &Specialization::default()).unwrap_err().to_string();
+    let (bytes, floats) = (message(&REDUCED_BYTES), message(&COMBINED_BITS_OF_FLOATS));
+    assert!(bytes.contains("`atomic_max` is not supported for i8"), "{bytes}");
+    assert!(floats.contains("`atomic_xor` is not supported for f32"), "{floats}");
+}

@@ -276,3 +276,102 @@ fn scaled_matrices_are_multiplied() {
     let b = operand(16, 8);
     check(size, (&a, &b), [&scale(128, 9), &scale(64, 10)], true, 2);
 }
+
+/// c = a · b of `F8E5M2`, with scales in the order of the hardware's blocks: [⌈m / 128⌉, ⌈k / 128⌉, 32, 4, 4].
+#[kernel]
+fn blocked_scales(
+    a: Tensor<F8E5M2, (m, k)>,
+    b: Tensor<F8E5M2, (k, n)>,
+    c: TensorMut<f32, (m, n)>,
+    a_scale: Tensor<u8, (m_blocks, k_blocks, lines, groups, columns)>,
+    b_scale: Tensor<u8, (n_blocks, k_blocks, lines, groups, columns)>,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr] stages: usize,
+    #[constexpr] as_matrix: bool,
+) {
+    let m_programs = cdiv(m, m_tile);
+    let (pid_m, pid_n) = (program_id(0) % m_programs, program_id(0) / m_programs);
+    let (first_row, first_column) = (pid_m * m_tile, pid_n * n_tile);
+    let (m_scales, n_scales, k_scales) = (m_tile / 128, n_tile / 128, k_tile / 128);
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    for i in range(0, cdiv(k, k_tile), num_stages = stages) {
+        let at = load(a.block([first_row, i * k_tile], [m_tile, k_tile]), boundary_check = [0], padding = zero);
+        let bt = load(b.block([i * k_tile, first_column], [k_tile, n_tile]), boundary_check = [1], padding = zero);
+        let (scale_a, scale_b) = if as_matrix {
+            let inner = arange(0, k_scales * 512).expand_dims(0) + i * (k_scales * 512);
+            let row = |first: Scalar<i32>, n: usize| (first * n + arange(0, n)).expand_dims(1);
+            let (rows, columns) = (row(pid_m, m_scales), row(pid_n, n_scales));
+            let (pa, pb) = (a_scale.ptr() + rows * a_scale.stride(0), b_scale.ptr() + columns * b_scale.stride(0));
+            let (wa, wb) = (load(pa + inner, mask = rows < m_blocks), load(pb + inner, mask = columns < n_blocks));
+            (wa.reshape([m_scales, k_scales, 32, 4, 4]), wb.reshape([n_scales, k_scales, 32, 4, 4]))
+        } else {
+            let block = |scales: TensorPtr<u8>, first: Scalar<i32>, n: usize| {
+                scales.block([first * n, i * k_scales, 0, 0, 0], [n, k_scales, 32, 4, 4])
+            };
+            let (wa, wb) = (block(a_scale, pid_m, m_scales), block(b_scale, pid_n, n_scales));
+            (load(wa, boundary_check = [0], padding = zero), load(wb, boundary_check = [0], padding = zero))
+        };
+        let scale_a = scale_a.permute([0, 3, 2, 1, 4]).reshape([m_tile, k_tile / 32]);
+        let scale_b = scale_b.permute([0, 3, 2, 1, 4]).reshape([n_tile, k_tile / 32]);
+        acc = dot_scaled(at, scale_a, e5m2, bt, scale_b, e5m2, acc);
+    }
+    store(c.block([first_row, first_column], [m_tile, n_tile]), acc, boundary_check = [0, 1]);
+}
+
+/// Products with scales in blocks, of the last of which only a part is in the matrices.
+fn check_blocked_scales(device: &Device, [m, n, k]: [usize; 3], [m_tile, n_tile, k_tile]: [usize; 3], as_matrix: bool) {
+    let mut random = Random::new(42);
+    let mut bytes = |n: usize, from: f64, to: f64| -> Vec<u8> {
+        (0..n).map(|_| (from + (random.number() + 1.0) / 2.0 * (to - from)) as u8).collect()
+    };
+    let (a, b) = (bytes(m * k, 20.0, 40.0), bytes(k * n, 20.0, 40.0));
+    let (m_blocks, n_blocks, k_blocks) = (m.div_ceil(128), n.div_ceil(128), k / 128);
+    let (a_scale, b_scale) =
+        (bytes(m_blocks * k_blocks * 512, 120.0, 130.0), bytes(n_blocks * k_blocks * 512, 120.0, 130.0));
+    let scale = |scales: &[u8], i: usize, j: usize| {
+        let (block, group, line) = (i / 128, i % 128 / 32, i % 32);
+        let at = (((block * k_blocks + j / 128) * 32 + line) * 4 + group) * 4 + j % 128 / 32;
+        f64::exp2(f64::from(scales[at]) - 127.0)
+    };
+    let value = |code: u8| f64::from(F8E5M2(code).to_f32());
+    let upload =
+        |codes: &[u8]| Buffer::from_slice(device, &codes.iter().map(|c| F8E5M2(*c)).collect::<Vec<_>>()).unwrap();
+    let (da, db) = (upload(&a), upload(&b));
+    let (sa, sb) = (Buffer::from_slice(device, &a_scale).unwrap(), Buffer::from_slice(device, &b_scale).unwrap());
+    let mut c = Buffer::<f32>::poisoned(device, m * n).unwrap();
+    BlockedScales {
+        a: &da.tensor([m, k]).unwrap(),
+        b: &db.tensor([k, n]).unwrap(),
+        c: &mut c.tensor_mut([m, n]).unwrap(),
+        a_scale: &sa.tensor([m_blocks, k_blocks, 32, 4, 4]).unwrap(),
+        b_scale: &sb.tensor([n_blocks, k_blocks, 32, 4, 4]).unwrap(),
+        m_tile,
+        n_tile,
+        k_tile,
+        stages: 2,
+        as_matrix,
+    }
+    .launch(device, m.div_ceil(m_tile) * n.div_ceil(n_tile))
+    .unwrap();
+    let found = c.to_vec().unwrap();
+    for i in 0..m {
+        for j in 0..n {
+            let product =
+                |p: usize| value(a[i * k + p]) * scale(&a_scale, i, p) * value(b[p * n + j]) * scale(&b_scale, j, p);
+            let (want, found) = ((0..k).map(product).sum::<f64>(), f64::from(found[i * n + j]));
+            let magnitude: f64 = (0..k).map(|p| product(p).abs()).sum();
+            assert!((found - want).abs() <= 1e-5 * magnitude, "{device} {as_matrix}: [{i}, {j}] {found} {want}");
+        }
+    }
+}
+
+#[test]
+fn scales_in_blocks_are_permuted_in_the_kernel() {
+    for as_matrix in [false, true] {
+        check_blocked_scales(&Device::cpu(), [200, 111, 256], [128, 128, 128], as_matrix);
+        check_blocked_scales(&Device::cpu(), [63, 128, 256], [128, 128, 256], as_matrix);
+        check_blocked_scales(&Device::simulated(GpuArch::Sm90a), [63, 60, 128], [128, 128, 128], as_matrix);
+    }
+}

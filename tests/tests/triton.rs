@@ -7,34 +7,16 @@ use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Target};
 use tilewright::kernels::Tensor;
 use tilewright::prelude::*;
 use tilewright_tests::numerics::Random;
+use tilewright_tests::on_device::{devices, outputs};
 use tilewright_tests::{consts, ptxas};
 
 fn gpus() -> Vec<Device> {
     vec![Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
 }
 
-fn devices() -> Vec<Device> {
-    [Device::cpu()].into_iter().chain(gpus()).collect()
-}
-
 fn numbers(n: usize, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     (0..n).map(|_| random.number() as f32).collect()
-}
-
-/// Runs `launch` with inputs and a poisoned output of `n` elements on every device, and returns the outputs.
-fn outputs<T: Element>(
-    devices: Vec<Device>,
-    n: usize,
-    launch: impl Fn(&Device, &mut Buffer<T>) -> Result<()>,
-) -> Vec<(Device, Vec<T>)> {
-    let run = |device: Device| {
-        let mut y = Buffer::<T>::poisoned(&device, n).unwrap();
-        launch(&device, &mut y).unwrap_or_else(|error| panic!("{device}: {error}"));
-        let y = y.to_vec().unwrap();
-        (device, y)
-    };
-    devices.into_iter().map(run).collect()
 }
 
 #[kernel]

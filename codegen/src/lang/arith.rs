@@ -12,7 +12,7 @@ use super::operand::{
 use super::record::{emit, error_here, fail, shape};
 #[doc(hidden)]
 pub use crate::ir::BinaryOp;
-use crate::ir::{DType, Value};
+use crate::ir::{CmpOp, DType, Value};
 
 /// Operand pairs that the arithmetic operators accept.
 #[diagnostic::on_unimplemented(
@@ -26,6 +26,16 @@ pub trait Combine<R> {
     #[doc(hidden)]
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
+
+    /// As `combine` with `Min` or `Max`, but NaN if either operand is NaN.
+    #[doc(hidden)]
+    #[track_caller]
+    fn extremum_or_nan(self, rhs: R, op: BinaryOp) -> Self::Output
+    where
+        Self: Sized,
+    {
+        self.combine(rhs, op)
+    }
 }
 
 /// The operator as written in source, for messages.
@@ -85,11 +95,32 @@ pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
     emit(|builder| builder.binary(op, a, b))
 }
 
+/// The smaller or larger of two numbers, or NaN if either is NaN.
+#[track_caller]
+fn extremum_or_nan(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
+    check_op(op, dtype);
+    let [a, b] = broadcast_operands([a, b], dtype, &format!("`{}`", symbol(op)));
+    emit(|builder| {
+        let extremum = builder.binary(op, a, b);
+        if !dtype.is_float() {
+            return extremum;
+        }
+        [b, a].into_iter().fold(extremum, |result, operand| {
+            let is_nan = builder.cmp(CmpOp::Ne, operand, operand);
+            builder.select(is_nan, operand, result)
+        })
+    })
+}
+
 impl<T: Dtype, R: Operand<T>> Combine<R> for Tile<T> {
     type Output = Tile<T>;
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Tile<T> {
         Tile::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
+    }
+    #[track_caller]
+    fn extremum_or_nan(self, rhs: R, op: BinaryOp) -> Tile<T> {
+        Tile::from_value(extremum_or_nan(op, self.raw(), rhs.raw(), T::dtype()))
     }
 }
 
@@ -98,6 +129,10 @@ impl<T: Dtype, R: Operand<T>> Combine<R> for Scalar<T> {
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> R::WithScalar {
         Data::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
+    }
+    #[track_caller]
+    fn extremum_or_nan(self, rhs: R, op: BinaryOp) -> R::WithScalar {
+        Data::from_value(extremum_or_nan(op, self.raw(), rhs.raw(), T::dtype()))
     }
 }
 
@@ -161,21 +196,22 @@ macro_rules! host_int_operation {
 /// A Rust number on the left of a tile or scalar.
 macro_rules! host_left {
     ($($ty:ty),*) => { $(
-        impl<T: Dtype> Combine<Tile<T>> for $ty where $ty: HostNum<T> {
-            type Output = Tile<T>;
-            #[track_caller]
-            fn combine(self, rhs: Tile<T>, op: BinaryOp) -> Tile<T> {
-                Tile::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
-        }
-        impl<T: Dtype> Combine<Scalar<T>> for $ty where $ty: HostNum<T> {
-            type Output = Scalar<T>;
-            #[track_caller]
-            fn combine(self, rhs: Scalar<T>, op: BinaryOp) -> Scalar<T> {
-                Scalar::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
-        }
+        host_left!(@with $ty, Tile);
+        host_left!(@with $ty, Scalar);
     )* };
+    (@with $ty:ty, $data:ident) => {
+        impl<T: Dtype> Combine<$data<T>> for $ty where $ty: HostNum<T> {
+            type Output = $data<T>;
+            #[track_caller]
+            fn combine(self, rhs: $data<T>, op: BinaryOp) -> $data<T> {
+                $data::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+            #[track_caller]
+            fn extremum_or_nan(self, rhs: $data<T>, op: BinaryOp) -> $data<T> {
+                $data::from_value(extremum_or_nan(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
+            }
+        }
+    };
 }
 host_left!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
 
@@ -189,6 +225,15 @@ macro_rules! host_pair {
                 let ($a, $b) = (self, rhs);
                 let (a, b): ($ty, $ty) = ($left_value, $right_value);
                 host_pair!(@$kind op, a, b)
+            }
+            #[track_caller]
+            fn extremum_or_nan(self, rhs: $right, op: BinaryOp) -> $ty {
+                let ($a, $b) = (self, rhs);
+                let (a, b): ($ty, $ty) = ($left_value, $right_value);
+                // Only NaN differs from itself.
+                #[allow(clippy::eq_op)]
+                let nan = [a, b].into_iter().find(|x| x != x);
+                nan.unwrap_or_else(|| a.combine(b, op))
             }
         }
     )* };
@@ -417,12 +462,24 @@ operators! {
     shl, Shl;
     /// `a >> b`: arithmetic for signed integers.
     shr, Shr;
-    /// The smaller of two numbers, elementwise; if one is NaN, the other.
-    minimum, Min;
-    /// The larger of two numbers, elementwise; if one is NaN, the other.
-    maximum, Max;
     /// High half of the full product of two integers.
     umulhi, MulHi;
+}
+
+macro_rules! extrema {
+    ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
+        $(#[$meta])*
+        #[track_caller]
+        pub fn $name<A: Combine<B>, B>(a: A, b: B, propagate_nan: bool) -> A::Output {
+            if propagate_nan { a.extremum_or_nan(b, BinaryOp::$op) } else { a.combine(b, BinaryOp::$op) }
+        }
+    )* };
+}
+extrema! {
+    /// The smaller of two numbers, elementwise. If one is NaN, the other; with `propagate_nan`, NaN.
+    minimum, Min;
+    /// The larger of two numbers, elementwise. If one is NaN, the other; with `propagate_nan`, NaN.
+    maximum, Max;
 }
 
 /// Rust's own operators, for code outside `#[kernel]` and `#[device_fn]`.

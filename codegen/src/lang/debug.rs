@@ -115,7 +115,8 @@ pub fn device_print(prefix: impl AsRef<str>, values: impl PrintArgs) {
     emit(|b| b.op(Op::DevicePrint { prefix: prefix.as_ref().to_string() }, &values, &[]));
 }
 
-/// Traps with a message unless all elements of the condition are true.
+/// Traps with a message unless all elements of the condition are true. In the combining function of a reduction or scan,
+/// the trap comes after it.
 #[track_caller]
 pub fn device_assert(condition: impl Operand<bool>, message: impl AsRef<str>) {
     let v = materialize(condition.raw(), DType::Bool);

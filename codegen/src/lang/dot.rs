@@ -86,6 +86,14 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(
 ) -> Tile<A::Elem> {
     let types = [T::dtype(), A::Elem::dtype()];
     let max_imprecise = max_num_imprecise_acc.most().filter(|_| matches!(types[0], DType::F8E4M3 | DType::F8E5M2));
+    let k = shape(a.value()).last().copied().unwrap_or(1);
+    if let Some(most) = max_imprecise.filter(|&most| most as usize > k) {
+        fail(
+            error_here(format!("`max_num_imprecise_acc` is {most}, and K is {k}"))
+                .label("more products than a sum has")
+                .help(format!("write at most {k}, or leave it out for the precision of the hardware")),
+        );
+    }
     let op = Op::Dot { precision: input_precision, max_imprecise };
     let call = Call { name: "dot", note: None };
     Tile::from_value(accumulate(&call, [a.value(), b.value()], types, acc.accumulator(), &op))

@@ -3,7 +3,7 @@
 use super::diag_text;
 use super::dtype::{Bits, Dtype, Float, Int, Num};
 use super::record::{emit, error_here, shape, ty};
-use crate::ir::{DType, UnaryOp, Value};
+use crate::ir::{BinaryOp, DType, Literal, UnaryOp, Value};
 use std::marker::PhantomData;
 
 /// A tile: a block of elements whose shape is known at specialization. A rank-0 tile (a full reduction) can be used as
@@ -103,7 +103,18 @@ pub trait Data: Copy {
     /// |x|.
     #[track_caller]
     fn abs(self) -> Self {
-        unary(UnaryOp::Abs, self)
+        if !matches!(Self::Elem::dtype(), DType::F8E4M3 | DType::F8E5M2) {
+            return unary(UnaryOp::Abs, self);
+        }
+        // By its sign bit: a conversion to f32 and back would make infinity the largest number.
+        let (v, to) = (self.value(), Self::Elem::dtype());
+        Self::from_value(emit(|b| {
+            let bits = b.bitcast(v, DType::U8);
+            let ty = b.func.ty(bits).clone();
+            let mask = b.constant(Literal::Int(0x7f), ty);
+            let bits = b.binary(BinaryOp::And, bits, mask);
+            b.bitcast(bits, to)
+        }))
     }
 }
 

@@ -27,7 +27,7 @@ pub struct KernelDef {
     /// Type parameters, in order.
     pub generics: &'static [GenericDef],
     /// All parameters: those in the signature, then the strides of its tensors, then the extents that are not in the
-    /// signature.
+    /// signature, then for each memory that may be left out (`x: Option<…>`) the constant `x_given`.
     pub params: &'static [ParamDef],
     /// The tensors in the signature.
     pub tensors: &'static [TensorDef],
@@ -215,7 +215,7 @@ impl fmt::Display for ConstValue {
 /// A type that `#[constexpr]` parameters can have.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the type of a `#[constexpr]` parameter",
-    note = "use usize, i32, i64, u32, u64, bool, f32, f64, Precision, or an enum declared in `constexpr_enum! {{ … }}`"
+    note = "use usize, i32, i64, u32, u64, bool, f32, f64, &'static str, Precision, or an enum declared in `constexpr_enum! {{ … }}`"
 )]
 pub trait Constexpr: Copy + 'static {
     /// The type's name in messages.
@@ -289,6 +289,27 @@ impl Constexpr for bool {
     }
     fn key(self) -> u64 {
         self as u64
+    }
+}
+
+/// A text, such as the name of a mode. The value that a recording reads from a constant stays allocated.
+impl Constexpr for &'static str {
+    const TYPE: &'static str = "text";
+    const PLACEHOLDER: &'static str = "";
+    fn to_const(self) -> ConstValue {
+        ConstValue::Variant(self.to_string())
+    }
+    fn from_const(value: &ConstValue) -> Option<Self> {
+        match value {
+            ConstValue::Variant(text) => Some(text.clone().leak()),
+            // A command line gives no types.
+            ConstValue::Int(_) | ConstValue::Float(_) | ConstValue::Bool(_) => Some(value.to_string().leak()),
+            ConstValue::Item(_) => None,
+        }
+    }
+    fn key(self) -> u64 {
+        // FNV-1a.
+        self.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
     }
 }
 

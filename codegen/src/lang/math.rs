@@ -7,7 +7,7 @@ use super::handle::{Data, FloatData, Scalar, Tile, unary};
 use super::index::AxisIndex;
 use super::operand::{FloatLit, Number, Operand, Raw, broadcast, broadcast_operands, common_shape};
 use super::record::{emit, error_here, fail, shape};
-use crate::ir::{BinaryOp, UnaryOp};
+use crate::ir::{BinaryOp, CmpOp, UnaryOp};
 
 macro_rules! float_functions {
     ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
@@ -50,7 +50,7 @@ float_functions! {
 /// |x|, elementwise.
 #[track_caller]
 pub fn abs<X: Data>(x: X) -> X {
-    unary(UnaryOp::Abs, x)
+    x.abs()
 }
 
 /// As `.to::<U>()`.
@@ -103,13 +103,26 @@ pub(super) fn check_result_shape(before: crate::ir::Value, after: crate::ir::Val
     }
 }
 
-/// x clamped to [low, high], elementwise. NaN becomes `low`.
+/// x clamped to [low, high], elementwise. NaN becomes `low`; with `propagate_nan`, it stays NaN.
 #[track_caller]
-pub fn clamp<T: Dtype, X: Data<Elem = T> + Operand<T>>(x: X, low: impl Operand<T>, high: impl Operand<T>) -> X {
+pub fn clamp<T: Dtype, X: Data<Elem = T> + Operand<T>>(
+    x: X,
+    low: impl Operand<T>,
+    high: impl Operand<T>,
+    propagate_nan: bool,
+) -> X {
     let at_least = binary(BinaryOp::Max, x.raw(), low.raw(), T::dtype());
     let result = binary(BinaryOp::Min, Raw::Value(at_least), high.raw(), T::dtype());
     check_result_shape(x.value(), result, "clamp");
-    X::from_value(result)
+    if !propagate_nan || !T::dtype().is_float() {
+        return X::from_value(result);
+    }
+    X::from_value(emit(|b| {
+        let to = b.func.ty(result).shape().to_vec();
+        let x = b.broadcast(x.value(), &to);
+        let is_nan = b.cmp(CmpOp::Ne, x, x);
+        b.select(is_nan, x, result)
+    }))
 }
 
 /// The result type of a selection between scalars by a condition of type `Self`.

@@ -106,14 +106,34 @@ impl<T: Dtype> BlockPtr<T> {
         let all: Vec<usize> = (0..shape(at.v).len()).collect();
         store(at, value, Unset, &all, Eviction::Normal, Eviction::Normal);
     }
+}
 
+macro_rules! descriptor_atomics {
+    ($($(#[$meta:meta])* $name:ident;)*) => {
+        impl<T: Dtype> BlockPtr<T> { $(
+            $(#[$meta])*
+            #[track_caller]
+            pub fn $name(self, offsets: impl IndexList, value: impl Operand<T>) {
+                let at = advance(self, offsets);
+                let all: Vec<usize> = (0..shape(at.v).len()).collect();
+                $name(at, value, Unset, &all, MemSem::Relaxed, MemScope::Gpu);
+            }
+        )* }
+    };
+}
+descriptor_atomics! {
     /// For tensor descriptors: adds atomically to the block at `offsets`. Elements out of bounds are not written.
-    #[track_caller]
-    pub fn atomic_add(self, offsets: impl IndexList, value: impl Operand<T>) {
-        let at = advance(self, offsets);
-        let all: Vec<usize> = (0..shape(at.v).len()).collect();
-        atomic_add(at, value, Unset, &all, MemSem::Relaxed, MemScope::Gpu);
-    }
+    atomic_add;
+    /// For tensor descriptors: as `atomic_add`, the minimum.
+    atomic_min;
+    /// For tensor descriptors: as `atomic_add`, the maximum.
+    atomic_max;
+    /// For tensor descriptors: as `atomic_add`, the bitwise and of integers.
+    atomic_and;
+    /// For tensor descriptors: as `atomic_add`, the bitwise or of integers.
+    atomic_or;
+    /// For tensor descriptors: as `atomic_add`, the bitwise exclusive or of integers.
+    atomic_xor;
 }
 
 /// See [`BlockPtr::load`].

@@ -181,6 +181,52 @@ pub(crate) fn in_combine() -> bool {
     with(|r| r.combining)
 }
 
+/// A condition of a `device_assert` in a combining function, with the message and the line.
+pub(crate) struct CombineAssert {
+    pub(crate) condition: Value,
+    pub(crate) message: String,
+    pub(crate) loc: Loc,
+}
+
+/// Removes the `device_assert`s from a region.
+pub(crate) fn take_asserts(block: BlockId) -> Vec<CombineAssert> {
+    with(|r| {
+        let mut asserts = Vec::new();
+        for id in r.func.block(block).ops.clone() {
+            let data = r.func.op(id);
+            if let Op::DeviceAssert { message } = &data.op {
+                let (condition, loc) = (data.operands[0], data.loc.clone());
+                asserts.push(CombineAssert { condition, message: message.clone(), loc });
+                r.func.erase(id);
+            }
+        }
+        asserts
+    })
+}
+
+/// Adds `n` bool parameters for each of the two elements of a combining function, after the other parameters of each.
+pub(crate) fn add_combine_flags(block: BlockId, n: usize) -> (Vec<Value>, Vec<Value>) {
+    with(|r| {
+        let params = r.func.block(block).params.clone();
+        let (left, right) = params.split_at(params.len() / 2);
+        let mut flags =
+            |_| -> Vec<Value> { (0..n).map(|_| r.func.add_param(block, Type::scalar(DType::Bool))).collect() };
+        let (of_left, of_right) = (flags(left), flags(right));
+        r.func.set_params(block, [left, &of_left, right, &of_right].concat());
+        (of_left, of_right)
+    })
+}
+
+/// Appends ops with another source location than the caller's.
+pub(crate) fn emit_at<R>(loc: Loc, f: impl FnOnce(&mut Builder) -> R) -> R {
+    with(|r| {
+        let Some(&block) = r.blocks.last() else {
+            panic!("internal compiler error: no open region; please report this")
+        };
+        f(&mut Builder::new(&mut r.func, block, loc))
+    })
+}
+
 /// Moves the ops of a region, which has no parameters, to the end of the current one.
 pub(crate) fn inline(block: BlockId) {
     with(|r| {

@@ -5,8 +5,11 @@ use super::control::Carried;
 use super::dtype::{Dtype, Int, Num, Summed};
 use super::handle::{Data, Scalar, Tile};
 use super::index::{AxisArg, AxisIndex, check_axis};
-use super::operand::Raw;
-use super::record::{combining, emit, error_here, fail, ops_of, region, shape, ty, yield_in};
+use super::operand::{Number, Raw, constant};
+use super::record::{
+    CombineAssert, add_combine_flags, combining, emit, emit_at, emit_in, error_here, fail, ops_of, region, shape,
+    take_asserts, ty, yield_in,
+};
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, CmpOp, DType, Effects, Loc, Op, Type, Value};
 
@@ -15,12 +18,17 @@ use crate::ir::{BinaryOp, CmpOp, DType, Effects, Loc, Op, Type, Value};
 pub trait Reducible: Copy {
     /// One element of each tile: an argument of the combining function.
     type Element: Carried<Handle = Self::Element>;
+    /// `N` elements of each tile.
+    type Pack<const N: usize>;
     /// The result of reducing along one axis, or over all.
     type Reduced<A: AxisArg>;
     #[doc(hidden)]
     fn tiles(self) -> Vec<Value>;
     #[doc(hidden)]
     fn element(values: &[Value]) -> Self::Element;
+    /// From those of each tile.
+    #[doc(hidden)]
+    fn pack<const N: usize>(values: &[[Value; N]]) -> Self::Pack<N>;
     #[doc(hidden)]
     fn reduced<A: AxisArg>(values: &[Value]) -> Self::Reduced<A>;
     #[doc(hidden)]
@@ -29,12 +37,16 @@ pub trait Reducible: Copy {
 
 impl<T: Dtype> Reducible for Tile<T> {
     type Element = Scalar<T>;
+    type Pack<const N: usize> = [Scalar<T>; N];
     type Reduced<A: AxisArg> = A::Reduced<T>;
     fn tiles(self) -> Vec<Value> {
         vec![self.value()]
     }
     fn element(values: &[Value]) -> Scalar<T> {
         Scalar::from_value(values[0])
+    }
+    fn pack<const N: usize>(values: &[[Value; N]]) -> [Scalar<T>; N] {
+        values[0].map(Scalar::from_value)
     }
     fn reduced<A: AxisArg>(values: &[Value]) -> A::Reduced<T> {
         Data::from_value(values[0])
@@ -48,12 +60,16 @@ macro_rules! tuple_reducible {
     ($($T:ident $i:tt),*) => {
         impl<$($T: Dtype),*> Reducible for ($(Tile<$T>,)*) {
             type Element = ($(Scalar<$T>,)*);
+            type Pack<const N: usize> = ($([Scalar<$T>; N],)*);
             type Reduced<Axis: AxisArg> = ($(Axis::Reduced<$T>,)*);
             fn tiles(self) -> Vec<Value> {
                 vec![$(self.$i.value()),*]
             }
             fn element(values: &[Value]) -> Self::Element {
                 ($(Scalar::<$T>::from_value(values[$i]),)*)
+            }
+            fn pack<const N: usize>(values: &[[Value; N]]) -> Self::Pack<N> {
+                ($(values[$i].map(Scalar::<$T>::from_value),)*)
             }
             fn reduced<Axis: AxisArg>(values: &[Value]) -> Self::Reduced<Axis> {
                 ($(<Axis::Reduced<$T> as Data>::from_value(values[$i]),)*)
@@ -120,12 +136,19 @@ pub(super) fn check_pure(ops: &[(Op, Loc)], what: &str) {
     }
 }
 
-/// Records the region that combines two elements.
+/// The region that combines two elements, and what it asserts.
+struct CombineRegion {
+    block: crate::ir::BlockId,
+    asserts: Vec<CombineAssert>,
+}
+
+/// Records the region that combines two elements. For each `device_assert` it has a further operand and result: whether
+/// the conditions of all combinations so far were true.
 #[track_caller]
 fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
     tiles: &[Value],
     combine: impl FnOnce(R::Element, R::Element) -> E,
-) -> crate::ir::BlockId {
+) -> CombineRegion {
     let elements: Vec<Type> = tiles
         .iter()
         .map(|&v| match ty(v).elem() {
@@ -138,14 +161,41 @@ fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
         let (left, right) = values.split_at(tiles.len());
         combine(R::element(left), R::element(right)).into_handle()
     });
+    let asserts = take_asserts(block);
     check_pure(&ops_of(block), "a combining function");
     let mut results = Vec::new();
     <R::Element as Carried>::values(&result, &mut results);
     if results.iter().map(|&v| ty(v)).ne(elements.iter().cloned()) {
         fail(error_here("the combining function must return one element per operand").label("returns something else"));
     }
+    let (left, right) = add_combine_flags(block, asserts.len());
+    for (assert, (left, right)) in asserts.iter().zip(left.into_iter().zip(right)) {
+        results.push(emit_in(block, |b| {
+            let both = b.binary(BinaryOp::And, left, right);
+            b.binary(BinaryOp::And, both, assert.condition)
+        }));
+    }
     yield_in(block, &results);
-    block
+    CombineRegion { block, asserts }
+}
+
+impl CombineRegion {
+    /// The operands, with a tile of `true` for each assertion.
+    #[track_caller]
+    fn operands(&self, mut tiles: Vec<Value>) -> Vec<Value> {
+        let of = shape(tiles[0]);
+        tiles.extend(self.asserts.iter().map(|_| constant(Number::Bool(true), DType::Bool, &of)));
+        tiles
+    }
+
+    /// The results without those of the assertions, which are checked.
+    fn checked(self, mut results: Vec<Value>) -> Vec<Value> {
+        let holds = results.split_off(results.len() - self.asserts.len());
+        for (CombineAssert { message, loc, .. }, holds) in self.asserts.into_iter().zip(holds) {
+            emit_at(loc, |b| b.op(Op::DeviceAssert { message }, &[holds], &[]));
+        }
+        results
+    }
 }
 
 /// Reduces along one dimension.
@@ -213,7 +263,8 @@ fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
         }
     };
     let region = combine_region::<R, E>(&tiles, combine);
-    let mut results = reduce_axis(&tiles, axis, region);
+    let results = reduce_axis(&region.operands(tiles), axis, region.block);
+    let mut results = region.checked(results);
     if keep_dims {
         results = results.into_iter().map(|v| super::shape::expand_raw(v, axis)).collect();
     }
@@ -356,12 +407,13 @@ fn scan_named<R: Reducible, E: Carried<Handle = R::Element>>(
     let from = require_same_shape(&tiles, what);
     let axis = check_axis(axis, from.len(), what);
     let region = combine_region::<R, E>(&tiles, combine);
+    let tiles = region.operands(tiles);
     let types: Vec<Type> = tiles.iter().map(|&v| ty(v)).collect();
     let results = emit(|b| {
-        let id = b.op_with_regions(Op::Scan { axis, reverse }, &tiles, &types, &[region]);
+        let id = b.op_with_regions(Op::Scan { axis, reverse }, &tiles, &types, &[region.block]);
         b.func.op(id).results.clone()
     });
-    R::scanned(&results)
+    R::scanned(&region.checked(results))
 }
 
 /// Inclusive prefix sum along an axis: integers narrower than 32 bits in 32 bits, bf16 in f32.

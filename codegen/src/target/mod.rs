@@ -143,11 +143,19 @@ pub struct CompileOptions {
     pub ptx_version: u32,
     /// Compile `device_assert`s to checks; otherwise they are removed.
     pub debug_asserts: bool,
+    /// Whether a product and a sum of floats may become one `fma`, which rounds once (GPU only).
+    #[serde(default = "fp_fusion_by_default")]
+    pub fp_fusion: bool,
     /// Maximum registers per thread for ptxas; `None` derives it from the block size.
     pub max_registers: Option<u32>,
     /// Scheduling options of loops with dots.
     #[serde(flatten)]
     pub schedule: Schedule,
+}
+
+/// The option in files that do not have it.
+fn fp_fusion_by_default() -> bool {
+    true
 }
 
 impl Default for CompileOptions {
@@ -157,6 +165,7 @@ impl Default for CompileOptions {
             num_stages: 3,
             ptx_version: 84,
             debug_asserts: true,
+            fp_fusion: fp_fusion_by_default(),
             max_registers: None,
             schedule: Schedule::default(),
         }

@@ -93,7 +93,8 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
 fn setters(signature: &Signature, autotune: &Autotune, chosen: &Ident) -> Vec<TokenStream> {
     let set_one = |name: &Ident| {
         let text = name.to_string();
-        quote!(self.#name = #chosen.value(Self::DEF, #text)?;)
+        let field = signature.params.iter().find(|p| p.name == *name).map(|p| p.field());
+        quote!(self.#field = #chosen.value(Self::DEF, #text)?;)
     };
     match autotune.shared {
         None => autotune.tuned.iter().map(set_one).collect(),
@@ -125,7 +126,10 @@ impl KeyTokens {
             let (text, bound) = (name.to_string(), hygienic(&format!("key{n}")));
             let param = signature.params.iter().find(|p| p.name == *name);
             let argument = match param.map(|p| (&p.kind, &p.origin, &p.ty)) {
-                Some((ParamKind::Scalar(_), Origin::Field, _)) => quote!(self.#name),
+                Some((ParamKind::Scalar(_), Origin::Field, _)) => {
+                    let field = param.map(|p| p.field());
+                    quote!(self.#field)
+                }
                 Some((_, Origin::Dim, ty)) => quote!(#name as #ty),
                 _ => quote!(#name),
             };

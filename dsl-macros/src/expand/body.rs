@@ -1,6 +1,6 @@
 //! Expands statements and expressions of kernels and device functions.
 
-use super::{lang, returns};
+use super::{lang, options, returns};
 use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound};
 use crate::parse::literal::{self, Kind as LiteralKind};
 use crate::parse::triton;
@@ -45,7 +45,9 @@ impl Body {
 
     /// Rewrites the whole body of a function, with early returns resolved.
     pub fn function(&mut self, block: &Block) -> TokenStream {
-        let stmts = returns::lower(block.stmts.clone(), &mut self.errors);
+        let mut block = block.clone();
+        options::lower(&mut block);
+        let stmts = returns::lower(block.stmts, &mut self.errors);
         self.tail(&stmts)
     }
 
@@ -182,9 +184,9 @@ impl Body {
                 quote!(#base.#member)
             }
             Expr::Index(i) => {
-                let base = self.place(&i.expr);
-                let index = self.expr(&i.index);
-                quote!(#base[#index])
+                let (base, index) = (self.place(&i.expr), self.expr(&i.index));
+                let list = i.bracket_token.span.join();
+                quote_spanned!(list=> #base[#index])
             }
             Expr::Tuple(t) => {
                 let elems: Vec<TokenStream> = t.elems.iter().map(|e| self.place(e)).collect();
@@ -380,7 +382,10 @@ impl Body {
             }
             Expr::Async(a) => (a.async_token.span(), "`async` cannot be translated: a kernel has no futures"),
             Expr::Unsafe(u) => (u.unsafe_token.span(), "nothing in a kernel needs `unsafe`: remove the block"),
-            Expr::Let(l) => (l.let_token.span(), "`if let` cannot be translated: kernels have no refutable patterns"),
+            Expr::Let(l) => (
+                l.let_token.span(),
+                "`if let` can be translated only for an argument that may be left out: `if let Some(x) = x { … }`",
+            ),
             Expr::Range(r) => (
                 r.limits.span(),
                 "`a..b` is not an iterator here: write `range(a, b)`, or `static_range(a, b)` to unroll",

@@ -240,6 +240,10 @@ impl Body {
             // For a bare number, rustc could not infer the integer type of the axis.
             Kind::Axis if literal::kind(value) == Some(LiteralKind::Int) => quote_spanned!(span=> (#value as i32)),
             Kind::Axis => self.expr(value),
+            Kind::Pack => {
+                let value = self.expr(value);
+                quote_spanned!(span=> #lang::map::Pack::<{ #value }>)
+            }
             Kind::Word(words) => self.word(words, value),
         }
     }
@@ -335,6 +339,7 @@ fn default_tokens(missing: DefaultArg, span: Span) -> TokenStream {
         DefaultArg::Zero => quote_spanned!(span=> 0),
         DefaultArg::Last => quote_spanned!(span=> -1),
         DefaultArg::Text => quote_spanned!(span=> ""),
+        DefaultArg::Pack => quote_spanned!(span=> #lang::map::Pack::<1>),
         DefaultArg::Word(words) => {
             let enum_name = format_ident!("{}", words.enum_name, span = span);
             let variant = format_ident!("{}", words.words[0].1, span = span);

@@ -1,7 +1,7 @@
 //! Expands the struct of the arguments that have no defaults.
 
 use super::body::hygienic;
-use super::host::{Lists, field, pascal_case};
+use super::host::{Lists, fields, pascal_case};
 use crate::parse::calls::PRECISION;
 use crate::parse::kernel::{Origin, Param, Signature};
 use proc_macro2::TokenStream;
@@ -11,8 +11,9 @@ use syn::{Expr, ExprLit, ExprUnary, ItemFn, Lit, LitFloat, UnOp};
 
 /// The struct `NameRequired`, and its conversion to the kernel's own struct; nothing if no parameter has a default.
 pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
-    let fields = signature.params.iter().filter(|p| matches!(p.origin, Origin::Field | Origin::Tensor(_)));
-    let (optional, needed): (Vec<&Param>, Vec<&Param>) = fields.partition(|p| p.default.is_some());
+    let is_field = |p: &&Param| matches!(p.origin, Origin::Field | Origin::Tensor(_)) && p.place.is_none();
+    let own = signature.params.iter().filter(is_field);
+    let (optional, needed): (Vec<&Param>, Vec<&Param>) = own.partition(|p| p.default.is_some());
     if optional.is_empty() {
         return quote!();
     }
@@ -21,8 +22,8 @@ pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
     let span = f.sig.ident.span();
     let (name, full) = (format_ident!("{base}Required", span = span), format_ident!("{base}", span = span));
     let Lists { lifetime, params, names, .. } = Lists::of(signature);
-    let fields = needed.iter().filter_map(|p| field(p, vis, signature));
-    let needed = needed.iter().map(|p| &p.name);
+    let fields = fields(signature, vis, |p| p.default.is_none());
+    let needed: Vec<_> = needed.iter().map(|p| &p.name).chain(signature.tuples.iter().map(|t| &t.name)).collect();
     let list: Vec<String> = optional.iter().map(|p| format!("`{}`", p.name)).collect();
     let (constants, values): (Vec<_>, Vec<_>) =
         optional.iter().filter_map(|p| Some((&p.name, value(p, p.default.as_ref()?)))).unzip();

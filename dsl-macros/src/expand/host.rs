@@ -40,26 +40,31 @@ impl Lists<'_> {
         let lang = quote!(#private::lang);
         let (mut args, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for p in &signature.params {
-            let (field, ty) = (&p.name, &p.ty);
+            let (name, field, ty) = (&p.name, p.field(), &p.ty);
             let elem = super::kernel::element_type(ty);
+            let kernel_arg = quote!(#private::kernel::KernelArg);
             match (&p.kind, &p.origin) {
-                (ParamKind::Memory(Access::In, _), _) => {
-                    args.push(quote!(#private::kernel::KernelArg::input::<#elem>(self.#field)));
-                }
-                (ParamKind::Memory(Access::Out | Access::InOut, _), _) => {
-                    args.push(quote!(#private::kernel::KernelArg::output::<#elem>(&mut *self.#field)));
+                (ParamKind::Memory(access, _), _) => {
+                    let arg = |memory: TokenStream| match access {
+                        Access::In => quote!(#kernel_arg::input::<#elem>(#memory)),
+                        Access::Out | Access::InOut => quote!(#kernel_arg::output::<#elem>(&mut *#memory)),
+                    };
+                    let arg = match (&p.given, access) {
+                        (None, _) => arg(quote!(self.#field)),
+                        (Some(_), Access::In) => optional_arg(quote!(self.#field), arg(quote!(memory))),
+                        (Some(_), _) => optional_arg(quote!(&mut self.#field), arg(quote!(*memory))),
+                    };
+                    args.push(arg);
                 }
                 (ParamKind::Scalar(_), Origin::Dim) => {
-                    args.push(quote!(#private::kernel::KernelArg::scalar(#field as #ty)));
+                    args.push(quote!(#private::kernel::KernelArg::scalar(#name as #ty)));
                 }
-                (ParamKind::Scalar(_), Origin::Stride) => {
-                    args.push(quote!(#private::kernel::KernelArg::scalar(#field)))
-                }
+                (ParamKind::Scalar(_), Origin::Stride) => args.push(quote!(#private::kernel::KernelArg::scalar(#name))),
                 (ParamKind::Scalar(_), _) => args.push(quote!(#private::kernel::KernelArg::scalar(self.#field))),
                 (ParamKind::Constexpr(_), origin) => {
                     let value = match origin {
-                        Origin::Dim => quote!(#field as #ty),
-                        _ => field.to_token_stream(),
+                        Origin::Dim => quote!(#name as #ty),
+                        _ => name.to_token_stream(),
                     };
                     keys.push(quote!(#lang::kernel::Constexpr::key(#value)));
                     values.push(quote!(#lang::kernel::Constexpr::to_const(#value)));
@@ -83,24 +88,53 @@ impl Lists<'_> {
     }
 }
 
+/// The argument for memory that may be left out; `given` is the one for `memory`.
+fn optional_arg(field: TokenStream, given: TokenStream) -> TokenStream {
+    let private = private();
+    quote! {
+        match #field {
+            ::core::option::Option::Some(memory) => #given,
+            ::core::option::Option::None => #private::kernel::KernelArg::Absent,
+        }
+    }
+}
+
 /// Statements that bind values of the arguments to variables with the parameters' names.
 fn bindings(signature: &Signature) -> TokenStream {
     let private = private();
     let constants = signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_)));
-    let fields: Vec<&Ident> = constants.filter(|p| matches!(p.origin, Origin::Field)).map(|p| &p.name).collect();
-    let constants = quote!(let (#(#fields,)*) = (#(self.#fields,)*););
+    let constants: Vec<&Param> = constants.filter(|p| matches!(p.origin, Origin::Field)).collect();
+    let (names, fields) = (constants.iter().map(|p| &p.name), constants.iter().map(|p| p.field()));
+    let constants = quote!(let (#(#names,)*) = (#(self.#fields,)*););
     let tensor = |t: &Tensor, function: TokenStream| {
         let p = &signature.params[t.memory];
-        let (name, elem, rank) = (&p.name, super::kernel::element_type(&p.ty), t.dims.len());
-        quote!(#private::kernel::InputTensor::<#elem, #rank>::#function(&*self.#name))
+        let (field, elem, rank) = (p.field(), super::kernel::element_type(&p.ty), t.dims.len());
+        let call = quote!(#private::kernel::InputTensor::<#elem, #rank>::#function);
+        match p.given {
+            Some(_) => quote!(self.#field.as_ref().map(|tensor| #call(&**tensor))),
+            None => quote!(#call(&*self.#field)),
+        }
     };
-    let shapes = signature.tensors.iter().map(|t| tensor(t, quote!(shape)));
+    let is_optional = |t: &Tensor| signature.params[t.memory].given.is_some();
+    let shapes = signature.tensors.iter().map(|t| {
+        let shape = tensor(t, quote!(shape));
+        if is_optional(t) { quote!(#shape.as_slice().as_flattened()) } else { quote!(&#shape[..]) }
+    });
     let dims = &signature.dims;
     let dims = (!dims.is_empty())
-        .then(|| quote!(let [#(#dims),*] = #private::kernel::tensor_dims(Self::DEF, &[#(&#shapes[..]),*])?;));
+        .then(|| quote!(let [#(#dims),*] = #private::kernel::tensor_dims(Self::DEF, &[#(#shapes),*])?;));
     let strides = signature.tensors.iter().map(|t| {
         let (names, strides) = (t.strides.iter().map(|&n| &signature.params[n].name), tensor(t, quote!(strides)));
+        let rank = t.dims.len();
+        let strides = if is_optional(t) { quote!(#strides.unwrap_or([0; #rank])) } else { strides };
         quote!(let [#(#names),*] = #strides;)
+    });
+    let given = signature.params.iter().filter_map(|p| match p.origin {
+        Origin::Given(memory) => {
+            let (name, field) = (&p.name, signature.params[memory].field());
+            Some(quote!(let #name = self.#field.is_some();))
+        }
+        _ => None,
     });
     let heuristics = signature.params.iter().filter_map(|p| match &p.origin {
         Origin::Heuristic(expr) => {
@@ -109,19 +143,36 @@ fn bindings(signature: &Signature) -> TokenStream {
         }
         _ => None,
     });
-    quote!(#constants #dims #(#strides)* #(#heuristics)*)
+    quote!(#constants #dims #(#strides)* #(#given)* #(#heuristics)*)
 }
 
-/// The field of a parameter, if it has one.
-pub fn field(p: &Param, vis: &Visibility, signature: &Signature) -> Option<TokenStream> {
+/// The fields of the argument struct for parameters that `include` selects, and for all tuples.
+pub fn fields(signature: &Signature, vis: &Visibility, include: impl Fn(&Param) -> bool) -> Vec<TokenStream> {
+    let own = signature.params.iter().filter(|p| p.place.is_none() && include(p)).filter_map(|p| {
+        let (name, docs, ty) = (&p.name, &p.docs, field_type(p, signature)?);
+        Some(quote!(#(#docs)* #vis #name: #ty))
+    });
+    let tuples = signature.tuples.iter().map(|tuple| {
+        let (name, docs) = (&tuple.name, &tuple.docs);
+        let ty = tuple.tokens(&|member| {
+            let p = signature.params.iter().find(|p| p.name == *member);
+            p.and_then(|p| field_type(p, signature)).unwrap_or_default()
+        });
+        quote!(#(#docs)* #vis #name: #ty)
+    });
+    own.chain(tuples).collect()
+}
+
+/// The type of a parameter's field, if it has one.
+fn field_type(p: &Param, signature: &Signature) -> Option<TokenStream> {
     let private = private();
-    let (field, ty, docs) = (&p.name, &p.ty, &p.docs);
+    let ty = &p.ty;
     let rank = match p.origin {
         Origin::Tensor(t) => Some(signature.tensors[t].dims.len()),
         Origin::Field => None,
-        Origin::Stride | Origin::Dim | Origin::Heuristic(_) => return None,
+        Origin::Stride | Origin::Dim | Origin::Given(_) | Origin::Heuristic(_) => return None,
     };
-    let field_type = match &p.kind {
+    let ty = match &p.kind {
         ParamKind::Memory(access, _) => {
             let elem = super::kernel::element_type(ty);
             match (access, rank) {
@@ -135,7 +186,7 @@ pub fn field(p: &Param, vis: &Visibility, signature: &Signature) -> Option<Token
         }
         ParamKind::Scalar(_) | ParamKind::Constexpr(_) => ty.to_token_stream(),
     };
-    Some(quote!(#(#docs)* #vis #field: #field_type))
+    Some(if p.given.is_some() { quote!(::core::option::Option<#ty>) } else { ty })
 }
 
 /// The struct and its methods. `def` is the static with the kernel's definition.
@@ -146,7 +197,7 @@ pub fn arguments(f: &ItemFn, signature: &Signature, grid: Option<&Grid>, def: &I
     let name = format_ident!("{}", pascal_case(&f.sig.ident.to_string()), span = f.sig.ident.span());
     let docs: Vec<_> = f.attrs.iter().filter(|a| a.path().is_ident("doc")).collect();
     let Lists { lifetime, params, names, bindings, args, keys, values } = Lists::of(signature);
-    let fields = signature.params.iter().filter_map(|p| field(p, vis, signature));
+    let fields = fields(signature, vis, |_| true);
     let summary = format!("Arguments of the kernel `{}`, by name.", f.sig.ident);
     let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
     // Parameters keep the user's names, so generated names need other hygiene.

@@ -6,6 +6,7 @@ use super::values::{Grid, erased_heuristic};
 use crate::parse::kernel::{self as signature, Access, Default, Elem, Origin, Param, ParamKind, Signature};
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
+use std::collections::HashMap;
 use syn::spanned::Spanned;
 use syn::{Error, ItemFn};
 
@@ -169,6 +170,8 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
     let handles: Vec<Ident> =
         (0..signature.params.len()).map(|n| super::body::hygienic(&format!("input{n}"))).collect();
     let (mut inputs, mut types, mut args, mut declarations) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    // The type and the value of each member of a tuple.
+    let mut members: HashMap<String, (TokenStream, TokenStream)> = HashMap::new();
     let (mut run_time, mut constants) = (0usize, 0usize);
     for (p, handle) in signature.params.iter().zip(&handles) {
         let (ident, ty, text) = (&p.name, &p.ty, p.name.to_string());
@@ -192,13 +195,10 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
             ParamKind::Memory(..) | ParamKind::Scalar(_) => run_time += 1,
         }
         declarations.push(quote!(let #handle = #declaration;));
-        if matches!(p.origin, Origin::Stride) {
+        if matches!(p.origin, Origin::Stride | Origin::Given(_)) {
             continue;
         }
-        let mutability = p.mutable.then(|| quote!(mut));
-        inputs.push(quote!(#mutability #ident));
-        types.push(input);
-        args.push(match p.origin {
+        let arg = match p.origin {
             Origin::Tensor(t) => {
                 let tensor = &signature.tensors[t];
                 let strides = tensor.strides.iter().map(|&stride| &handles[stride]);
@@ -210,7 +210,26 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
                 quote!(#lang::TensorPtr::new(#handle, &[#(#dims),*], &[#(#strides),*]))
             }
             _ => handle.to_token_stream(),
-        });
+        };
+        let given = signature.params.iter().position(|other| Some(&other.name) == p.given.as_ref());
+        let (input, arg) = match given.map(|place| &handles[place]) {
+            Some(given) => (quote!(::core::option::Option<#input>), quote!(#given.then(|| #arg))),
+            None => (input, arg),
+        };
+        if p.place.is_some() {
+            members.insert(text, (input, arg));
+            continue;
+        }
+        let mutability = p.mutable.then(|| quote!(mut));
+        inputs.push(quote!(#mutability #ident));
+        types.push(input);
+        args.push(arg);
+    }
+    for tuple in &signature.tuples {
+        let (name, mutability) = (&tuple.name, tuple.mutable.then(|| quote!(mut)));
+        inputs.push(quote!(#mutability #name));
+        types.push(tuple.tokens(&|member| members[&member.to_string()].0.clone()));
+        args.push(tuple.tokens(&|member| members[&member.to_string()].1.clone()));
     }
     let placeholders = signature.generics.iter().enumerate().map(|(n, g)| {
         let placeholder = format_ident!("Generic{}", g.bound);

@@ -9,6 +9,7 @@ pub mod defaults;
 pub mod device_fn;
 pub mod host;
 pub mod kernel;
+mod options;
 pub mod returns;
 pub mod values;
 

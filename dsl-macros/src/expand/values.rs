@@ -126,9 +126,9 @@ impl<'s> Values<'s> {
         let private = private();
         let (names, types) = (self.names(), self.types());
         let arguments = self.0.iter().map(|p| {
-            let name = &p.name;
+            let (name, field) = (&p.name, p.field());
             match (&p.kind, &p.origin) {
-                (ParamKind::Scalar(_), Origin::Field) => quote!(self.#name),
+                (ParamKind::Scalar(_), Origin::Field) => quote!(self.#field),
                 _ => name.to_token_stream(),
             }
         });

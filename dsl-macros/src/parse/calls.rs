@@ -17,6 +17,8 @@ pub enum Kind {
     Dims,
     /// One dimension.
     Axis,
+    /// A number of elements, as a type.
+    Pack,
     /// One of a set of keywords.
     Word(&'static EnumWords),
     /// All remaining arguments, as a tuple.
@@ -82,6 +84,8 @@ pub enum DefaultArg {
     /// The last axis.
     Last,
     Text,
+    /// One element.
+    Pack,
     Word(&'static EnumWords),
 }
 
@@ -163,12 +167,12 @@ functions! {
     split(x: Plain);
     cat(x: Plain, y: Plain, axis: Axis = Zero);
     interleave(x: Plain, y: Plain);
-    maximum(x: Operand, y: Operand);
-    minimum(x: Operand, y: Operand);
+    maximum(x: Operand, y: Operand, propagate_nan: Plain = False);
+    minimum(x: Operand, y: Operand, propagate_nan: Plain = False);
     umulhi(x: Operand, y: Operand);
     cdiv(x: Operand, y: Operand);
     where_(condition: Plain, x: Operand, y: Operand);
-    clamp(x: Plain, min: Operand, max: Operand);
+    clamp(x: Plain, min: Operand, max: Operand, propagate_nan: Plain = False);
     fma(x: Plain, y: Operand, z: Operand);
     pow(x: Operand, y: Operand);
     atan2(y: Operand, x: Operand);
@@ -201,7 +205,7 @@ functions! {
     max_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
     min_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
     reduce(x: Plain, axis: Axis = Unset, combine: Plain, keep_dims: Plain = False);
-    map_elementwise(x: Plain, function: Plain);
+    map_elementwise(x: Plain, function: Plain, pack: Pack = Pack);
     cumsum(x: Plain, axis: Axis = Zero, reverse: Plain = False);
     cumprod(x: Plain, axis: Axis = Zero, reverse: Plain = False);
     associative_scan(x: Plain, axis: Axis, combine: Plain, reverse: Plain = False);
@@ -231,7 +235,9 @@ pub fn method_kinds(name: &str) -> &'static [Kind] {
         "advance" | "load" | "index" => &[Kind::Indices],
         "block" => &[Kind::Indices, Kind::Extents],
         "descriptor" => &[Kind::Extents],
-        "store" | "atomic_add" => &[Kind::Indices, Kind::Operand],
+        "store" | "atomic_add" | "atomic_min" | "atomic_max" | "atomic_and" | "atomic_or" | "atomic_xor" => {
+            &[Kind::Indices, Kind::Operand]
+        }
         "reshape" | "view" | "broadcast_to" => &[Kind::Extents],
         "maximum" | "minimum" => &[Kind::Operand],
         "offset" => &[Kind::Operand],

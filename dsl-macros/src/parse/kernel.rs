@@ -1,6 +1,8 @@
 //! Parses the signature of a kernel.
 
-use proc_macro2::Span;
+use super::tuples::{self, Place, Tuple};
+use proc_macro2::{Span, TokenStream};
+use quote::ToTokens;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
@@ -12,9 +14,11 @@ use syn::{
 pub struct Signature {
     pub generics: Vec<Generic>,
     /// The parameters as the compiler has them: those in the signature, then the strides of all tensors, then the
-    /// extents that are no parameters yet.
+    /// extents that are no parameters yet, then whether memory is given that may be left out.
     pub params: Vec<Param>,
     pub tensors: Vec<Tensor>,
+    /// The tuples in the signature, whose members are in `params`.
+    pub tuples: Vec<Tuple>,
     /// The extents that tensors give.
     pub dims: Vec<Ident>,
     pub doc: String,
@@ -52,6 +56,10 @@ pub struct Param {
     pub kind: ParamKind,
     /// Where a launch takes the value from.
     pub origin: Origin,
+    /// For memory that a launch may leave out (`Option<…>`): the constant that says whether it is given.
+    pub given: Option<Ident>,
+    /// Where the field is, if the parameter is a member of a tuple.
+    pub place: Option<Place>,
     /// The default of a constexpr parameter, as written.
     pub default: Option<Expr>,
     pub specialize: bool,
@@ -61,6 +69,14 @@ pub struct Param {
 }
 
 impl Param {
+    /// The field of the argument struct, after `self.`.
+    pub fn field(&self) -> TokenStream {
+        match &self.place {
+            Some(place) => place.to_token_stream(),
+            None => self.name.to_token_stream(),
+        }
+    }
+
     /// A scalar that the signature does not list, of the type i32 or i64.
     fn number(name: Ident, ty: &str, origin: Origin, specialize: bool) -> Param {
         let ident = Ident::new(ty, name.span());
@@ -70,6 +86,8 @@ impl Param {
             mutable: false,
             kind: ParamKind::Scalar(Elem::Fixed(elem)),
             origin,
+            given: None,
+            place: None,
             default: None,
             specialize,
             ty: syn::parse_quote!(#ident),
@@ -88,6 +106,8 @@ pub enum Origin {
     Stride,
     /// An extent of a tensor.
     Dim,
+    /// Whether the memory parameter of this index is given.
+    Given(usize),
     /// A function of other values.
     Heuristic(Expr),
 }
@@ -146,8 +166,8 @@ const SCALARS: &[&str] = &["bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32"
 pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     let mut errors = Vec::new();
     let (doc, aliases) = (doc_text(&f.attrs), Aliases::default());
-    let (params, tensors, dims) = (Vec::new(), Vec::new(), Vec::new());
-    let mut signature = Signature { generics: Vec::new(), params, tensors, dims, doc, aliases };
+    let (params, tensors, tuples, dims) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut signature = Signature { generics: Vec::new(), params, tensors, tuples, dims, doc, aliases };
     check_modifiers(f, &mut errors);
     for param in &f.sig.generics.params {
         match generic(param) {
@@ -157,17 +177,35 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     }
     let mut tensors = Vec::new();
     let declared: Vec<&Ident> = f.sig.inputs.iter().filter_map(name_of).collect();
-    for input in &f.sig.inputs {
-        match parameter(input, &signature.generics) {
-            Ok((p, None)) => signature.params.push(p),
+    let mut add =
+        |input: &FnArg, place: Option<Place>, signature: &mut Signature| match parameter(input, &signature.generics) {
+            Ok((p, None)) => signature.params.push(Param { place, ..p }),
             Ok((p, Some(dims))) => {
-                signature.params.push(Param { origin: Origin::Tensor(tensors.len()), ..p });
+                signature.params.push(Param { origin: Origin::Tensor(tensors.len()), place, ..p });
                 tensors.push((signature.params.len() - 1, dims));
             }
             Err(e) => errors.push(e),
+        };
+    let mut misused = Vec::new();
+    for input in &f.sig.inputs {
+        match tuples::split(input) {
+            Ok(None) => add(input, None, &mut signature),
+            Ok(Some((tuple, members))) => {
+                signature.tuples.push(tuple);
+                members.iter().for_each(|(member, place)| add(member, Some(place.clone()), &mut signature));
+            }
+            Err(e) => misused.push(e),
         }
     }
+    errors.extend(misused);
     signature.add_tensors(tensors, &declared);
+    let given = signature.params.iter().enumerate().filter_map(|(n, p)| {
+        let bool_type = syn::parse_quote!(bool);
+        let constant = Param::number(p.given.clone()?, "i32", Origin::Given(n), true);
+        Some(Param { kind: ParamKind::Constexpr(Some(Default::Bool(true))), ty: bool_type, ..constant })
+    });
+    let given: Vec<Param> = given.collect();
+    signature.params.extend(given);
     errors.extend(signature.check_dims().err());
     for attr in f.attrs.iter().filter(|a| a.path().is_ident("alias")) {
         if let Err(e) = read_aliases(attr, &mut signature) {
@@ -323,6 +361,8 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<(Param, Option<Vec<I
         mutable: pat.mutability.is_some(),
         kind: ParamKind::Constexpr(None),
         origin: Origin::Field,
+        given: None,
+        place: None,
         default: None,
         specialize: true,
         ty: (*typed.ty).clone(),
@@ -357,9 +397,31 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<(Param, Option<Vec<I
     let mut dims = None;
     param.kind = match constexpr {
         Some(default) => ParamKind::Constexpr(default),
-        None => run_time_kind(&typed.ty, generics, &mut dims)?,
+        None => {
+            if let Some(inner) = optional(&param.ty) {
+                param.ty = inner.clone();
+                param.given = Some(Ident::new(&format!("{}_given", param.name), param.name.span()));
+            }
+            let kind = run_time_kind(&param.ty, generics, &mut dims)?;
+            if param.given.is_some() && matches!(kind, ParamKind::Scalar(_)) {
+                let message = "a launch may leave out memory only: `Option<Tensor<T, (rows, d)>>`, `Option<In<T>>`";
+                return Err(Error::new(typed.ty.span(), message));
+            }
+            kind
+        }
     };
     Ok((param, dims))
+}
+
+/// The `T` of `Option<T>`.
+fn optional(ty: &Type) -> Option<&Type> {
+    let Type::Path(path) = ty else { return None };
+    let last = path.path.segments.last().filter(|last| last.ident == "Option")?;
+    let PathArguments::AngleBracketed(args) = &last.arguments else { return None };
+    match (args.args.first(), args.args.len()) {
+        (Some(GenericArgument::Type(inner)), 1) => Some(inner),
+        _ => None,
+    }
 }
 
 /// A tensor, `In<T>`, `Out<T>`, `InOut<T>`, or a number type. Returns the extents of a tensor in `dims`.

@@ -8,3 +8,4 @@ pub mod kernel;
 pub mod literal;
 mod schedule_names;
 pub mod triton;
+pub mod tuples;

@@ -261,6 +261,7 @@ impl Job {
         config.num_warps = options.num_warps;
         config.num_stages = options.num_stages;
         config.debug_asserts = options.debug_asserts;
+        config.fp_fusion = options.fp_fusion;
         config.max_registers = options.max_registers;
         config.schedule = options.schedule;
         Ok(config)

@@ -243,6 +243,7 @@ impl Kernel {
                 num_warps: chosen.num_warps,
                 num_stages: chosen.num_stages,
                 debug_asserts: chosen.debug_asserts,
+                fp_fusion: chosen.fp_fusion,
                 max_registers: chosen.max_registers,
                 schedule: chosen.schedule,
                 ..LaunchConfig::new(grid)

@@ -178,6 +178,7 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
                 }
             }
             "asserts" => options.debug_asserts = value.extract().map_err(|_| wrong("True or False"))?,
+            "fp_fusion" => options.fp_fusion = value.extract().map_err(|_| wrong("True or False"))?,
             "tma" => options.schedule.tma = choice()?,
             "warp_specialize" => options.schedule.warp_specialize = choice()?,
             "overlap" => options.schedule.overlap = choice()?,
@@ -185,8 +186,8 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
             "wgmma_f32" => options.schedule.wgmma_f32 = choice()?,
             _ => {
                 return Err(PyValueError::new_err(format!(
-                    "options: there is no option `{}`: there are num_warps, num_stages, max_registers, asserts, tma, \
-                     warp_specialize, overlap, pingpong and wgmma_f32",
+                    "options: there is no option `{}`: there are num_warps, num_stages, max_registers, asserts, fp_fusion, \
+                     tma, warp_specialize, overlap, pingpong and wgmma_f32",
                     shown(name)
                 )));
             }

@@ -70,10 +70,10 @@ impl Position for Tile<i32> {
         fixed_tile(self, position)
     }
     fn at_least(self, limit: Scalar<i32>) -> Self {
-        maximum(self, limit)
+        maximum(self, limit, false)
     }
     fn at_most(self, limit: Scalar<i32>) -> Self {
-        minimum(self, limit)
+        minimum(self, limit, false)
     }
     fn choose(self, limit: Scalar<i32>, below: Self, other: Self) -> Self {
         choose_tile(self, limit, below, other)
@@ -88,10 +88,10 @@ impl Position for Scalar<i32> {
         position
     }
     fn at_least(self, limit: Scalar<i32>) -> Self {
-        maximum(self, limit)
+        maximum(self, limit, false)
     }
     fn at_most(self, limit: Scalar<i32>) -> Self {
-        minimum(self, limit)
+        minimum(self, limit, false)
     }
     fn choose(self, limit: Scalar<i32>, below: Self, other: Self) -> Self {
         choose_scalar(self, limit, below, other)

@@ -110,6 +110,7 @@ fn key_covers_compiler_target_options_and_text() {
         Key::of("1", &func, &target, &other(|o| o.num_stages = 1)),
         Key::of("1", &func, &target, &other(|o| o.ptx_version = 80)),
         Key::of("1", &func, &target, &other(|o| o.debug_asserts = false)),
+        Key::of("1", &func, &target, &other(|o| o.fp_fusion = false)),
         Key::of("1", &func, &target, &other(|o| o.max_registers = Some(128))),
         Key::of("1", &func, &target, &other(|o| o.schedule.overlap = Some(true))),
     ];

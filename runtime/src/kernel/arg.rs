@@ -60,6 +60,8 @@ pub enum KernelArg<'a> {
     Out(&'a mut dyn MemoryMut),
     /// A number. Unsigned integers and bool are passed as signed integers of the same size.
     Scalar(LaunchArg),
+    /// No memory, for a parameter `Option<…>`.
+    Absent,
 }
 
 impl KernelArg<'_> {
@@ -68,6 +70,7 @@ impl KernelArg<'_> {
             KernelArg::In(memory) => memory.launch_arg(),
             KernelArg::Out(memory) => memory.launch_arg(),
             KernelArg::Scalar(value) => *value,
+            KernelArg::Absent => LaunchArg::Ptr { addr: 0, bytes: 0 },
         }
     }
 }
@@ -131,9 +134,12 @@ pub(super) fn check(def: &KernelDef, device: &Device, dtypes: &[DType], args: &[
             KernelArg::In(m) if memory && !writes => (m.dtype(), m.memory_device()),
             KernelArg::Out(m) if memory && writes => (m.dtype(), m.memory_device()),
             KernelArg::Scalar(_) if !memory => continue,
+            // Code that accesses it is refused: the memory has no elements.
+            KernelArg::Absent if memory => continue,
             KernelArg::In(m) => return Err(fail(format!("memory of {} to read", m.dtype()))),
             KernelArg::Out(m) => return Err(fail(format!("memory of {} to write", m.dtype()))),
             KernelArg::Scalar(_) => return Err(fail("a number".into())),
+            KernelArg::Absent => return Err(fail("nothing".into())),
         };
         if elem.resolve(dtypes) != Some(ir_dtype(found)) {
             return Err(fail(format!("memory of {found}")));

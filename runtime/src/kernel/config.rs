@@ -97,6 +97,8 @@ pub struct LaunchConfig {
     pub num_stages: u32,
     /// Check `device_assert`s; if false, they are removed.
     pub debug_asserts: bool,
+    /// Whether a product and a sum of floats may become one `fma`, which rounds once (GPU).
+    pub fp_fusion: bool,
     /// Maximum number of registers per thread (GPU).
     pub max_registers: Option<u32>,
     /// Options of the scheduling of loops with dots (GPU).
@@ -117,12 +119,14 @@ impl Default for LaunchConfig {
 impl LaunchConfig {
     /// A configuration with this grid and the compiler's default options.
     pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
-        let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, .. } = CompileOptions::default();
+        let CompileOptions { num_warps, num_stages, debug_asserts, fp_fusion, max_registers, .. } =
+            CompileOptions::default();
         LaunchConfig {
             grid: grid.into(),
             num_warps,
             num_stages,
             debug_asserts,
+            fp_fusion,
             max_registers,
             schedule: Schedule::default(),
             stream: None,
@@ -142,6 +146,12 @@ impl LaunchConfig {
 
     pub fn max_registers(mut self, max_registers: u32) -> LaunchConfig {
         self.max_registers = Some(max_registers);
+        self
+    }
+
+    /// Sets [`LaunchConfig::fp_fusion`].
+    pub fn fp_fusion(mut self, fp_fusion: bool) -> LaunchConfig {
+        self.fp_fusion = fp_fusion;
         self
     }
 
@@ -210,6 +220,7 @@ impl LaunchConfig {
             num_warps: self.num_warps,
             num_stages: self.num_stages,
             debug_asserts: self.debug_asserts,
+            fp_fusion: self.fp_fusion,
             max_registers: self.max_registers,
             schedule: self.schedule,
             ..CompileOptions::default()

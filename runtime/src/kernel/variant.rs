@@ -78,11 +78,14 @@ fn key(
         num_warps,
         num_stages,
         debug_asserts,
+        fp_fusion,
         max_registers,
         schedule,
     } = config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
-    key.push(u64::from(*debug_asserts) << 63 | max_registers.map_or(u64::MAX >> 1, u64::from));
+    key.push(
+        u64::from(*debug_asserts) << 63 | u64::from(*fp_fusion) << 62 | max_registers.map_or(u64::MAX >> 2, u64::from),
+    );
     let assume_ranges = u64::from(assume_ranges);
     key.push(schedule.named().iter().fold(assume_ranges, |word, (_, choice)| word << 2 | choice.map_or(2, u64::from)));
     for chunk in dtypes.chunks(8) {

@@ -209,6 +209,8 @@ impl PrecompiledKernel {
                 KernelArg::In(memory) => (Some((false, memory.dtype())), Some(memory.memory_device())),
                 KernelArg::Out(memory) => (Some((true, memory.dtype())), Some(memory.memory_device())),
                 KernelArg::Scalar(_) => (None, None),
+                KernelArg::Absent if memory.is_some() => continue,
+                KernelArg::Absent => (None, None),
             };
             let expected = memory.map(|MemoryArg { access, elem }| (access != Access::In, elem));
             if found.map(|(writes, dtype)| (writes, ir_dtype(dtype))) != expected {

@@ -193,6 +193,12 @@ fn scaled_accumulator(x: In<u8>, out: Out<f32>) {
     );
 }
 
+#[kernel]
+fn more_products_than_k(out: Out<f32>) {
+    let (a, b) = (zeros::<F8E5M2>([64, 64]), zeros::<F8E5M2>([64, 64]));
+    store(out, sum(dot(a, b, max_num_imprecise_acc = 128)));
+}
+
 #[test]
 fn mistakes_name_the_line() {
     let kernels = [
@@ -206,6 +212,7 @@ fn mistakes_name_the_line() {
         &DOT_BATCHES,
         &DOT_RANKS,
         &DOT_OF_MANY_MATRICES,
+        &MORE_PRODUCTS_THAN_K,
         &CONDITION_IS_A_TILE,
         &NO_SUCH_AXIS,
         &GATHERS_FROM_ANOTHER_SHAPE,

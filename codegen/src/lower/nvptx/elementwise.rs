@@ -216,13 +216,14 @@ impl Lowering<'_> {
 
     pub(super) fn binary(&mut self, op: BinaryOp, d: DType, a: &str, b: &str) -> Val {
         if d.is_float() {
+            let contract = if self.options.fp_fusion { "contract " } else { "" };
             return self.in_f32(d, &[a, b], |this, args, ty| {
                 let (a, b) = (&args[0], &args[1]);
                 let bits = if ty == "double" { 64 } else { 32 };
                 match op {
-                    BinaryOp::Add => this.e.inst(format!("fadd contract {ty} {a}, {b}")),
-                    BinaryOp::Sub => this.e.inst(format!("fsub contract {ty} {a}, {b}")),
-                    BinaryOp::Mul => this.e.inst(format!("fmul contract {ty} {a}, {b}")),
+                    BinaryOp::Add => this.e.inst(format!("fadd {contract}{ty} {a}, {b}")),
+                    BinaryOp::Sub => this.e.inst(format!("fsub {contract}{ty} {a}, {b}")),
+                    BinaryOp::Mul => this.e.inst(format!("fmul {contract}{ty} {a}, {b}")),
                     // Two units in the last place over the whole range; `div.rn` calls a subroutine.
                     BinaryOp::Div if bits == 32 => this.e.inst(format!(
                         "call float asm \"div.full.f32 $0, $1, $2;\", \"=f,f,f\"(float {a}, float {b}) #2"
