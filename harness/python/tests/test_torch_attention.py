@@ -184,6 +184,20 @@ def test_attention_of_a_packed_projection(device):
     assert tt.attention(q, q, q).transpose(1, 2).is_contiguous()
 
 
+def test_layouts_of_other_libraries(device):
+    """The calls of the table in docs/python.md, in place of flash-attn's."""
+    qkv = torch.randn(2, 33, 3, 4, 16, device=device)
+    q, k, v = qkv.double().permute(2, 0, 3, 1, 4)
+    found = tt.attention(*qkv.permute(2, 0, 3, 1, 4)).transpose(1, 2)
+    torch.testing.assert_close(found.double(), attention64(q, k, v).transpose(1, 2), rtol=1e-4, atol=1e-4)
+    lengths = torch.tensor([0, 9, 33], dtype=torch.int32, device=device)
+    found = tt.attention(*(x.transpose(0, 1)[None] for x in qkv[0].unbind(1)), cu_seqlens_q=lengths, causal=True)
+    found = found[0].transpose(0, 1)
+    for start, end in ((0, 9), (9, 33)):
+        expected = attention64(*(x[:1, :, start:end] for x in (q, k, v)), True)[0].transpose(0, 1)
+        torch.testing.assert_close(found[start:end].double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_expanded_gradients_and_inputs(device):
     q = randn(1, 2, 33, 16, device=device)
     k = randn(1, 1, 33, 16, device=device)
