@@ -144,18 +144,12 @@ impl<L: Links> OverLinks<L> {
     ) -> Result<(), LinkError> {
         let (rank, world, size) = (self.links.rank(), self.links.world(), call.dtype.size());
         let comm_dtype = call.comm_dtype.unwrap_or(call.dtype);
-        let segment = |of: usize, step: usize| {
-            let chunk = chunk(call.count, world, of);
-            let start = (chunk.start + step * SEGMENT).min(chunk.end);
-            start..chunk.end.min(start + SEGMENT)
-        };
         let bytes = |range: &std::ops::Range<usize>| range.start * size..range.end * size;
-        let steps = call.count.div_ceil(world).div_ceil(SEGMENT);
-        for step in 0..steps {
-            let mine = segment(rank, step);
-            for distance in 1..world {
-                let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
-                let send = &data[bytes(&segment(to, step))];
+        for step in 0..segments(call, world) {
+            let segment = |of| segment(call, world, of, step);
+            let mine = segment(rank);
+            for (to, from) in peers(rank, world) {
+                let send = &data[bytes(&segment(to))];
                 let send = match call.comm_dtype {
                     Some(comm_dtype) => round(comm_dtype, bytemuck::cast_slice(send), &mut self.rounded),
                     None => send,
@@ -189,8 +183,7 @@ impl<L: Links> OverLinks<L> {
             let chunk = chunk(call.count, world, of);
             chunk.start * size..chunk.end * size
         };
-        for distance in 1..world {
-            let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
+        for (to, from) in peers(rank, world) {
             let (send, receive) = split_disjoint(data, bytes(rank), bytes(from));
             self.links.exchange(Some((to, send)), Some((from, receive)), deadline)?;
         }
@@ -208,15 +201,10 @@ impl<L: Links> OverLinks<L> {
     ) -> Result<(), LinkError> {
         let (rank, world) = (self.links.rank(), self.links.world());
         let data: &mut [f32] = bytemuck::cast_slice_mut(data);
-        for step in 0..call.count.div_ceil(world).div_ceil(SEGMENT) {
-            let segment = |of: usize| {
-                let chunk = chunk(call.count, world, of);
-                let start = (chunk.start + step * SEGMENT).min(chunk.end);
-                start..chunk.end.min(start + SEGMENT)
-            };
+        for step in 0..segments(call, world) {
+            let segment = |of| segment(call, world, of, step);
             let send = round(comm_dtype, &data[segment(rank)], &mut self.rounded);
-            for distance in 1..world {
-                let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
+            for (to, from) in peers(rank, world) {
                 let receive = scratch_bytes(&mut self.received[from], segment(from).len() * comm_dtype.size());
                 self.links.exchange(Some((to, send)), Some((from, &mut *receive)), deadline)?;
                 widen(comm_dtype, receive, &mut data[segment(from)]);
@@ -233,10 +221,7 @@ impl<L: Links> OverLinks<L> {
         if rank != root {
             return self.links.exchange(None, Some((root, data)), deadline);
         }
-        (1..world).try_for_each(|distance| {
-            let to = (rank + distance) % world;
-            self.links.exchange(Some((to, data)), None, deadline)
-        })
+        peers(rank, world).try_for_each(|(to, _)| self.links.exchange(Some((to, data)), None, deadline))
     }
 }
 
@@ -261,6 +246,23 @@ impl<L: Links> Backend for OverLinks<L> {
     fn abort(&mut self, error: &CommError) {
         self.links.abort(&error.to_string());
     }
+}
+
+/// The ranks that `rank` sends to and receives from, in an order in which no rank gets messages of two at a time.
+fn peers(rank: usize, world: usize) -> impl Iterator<Item = (usize, usize)> {
+    (1..world).map(move |distance| ((rank + distance) % world, (rank + world - distance) % world))
+}
+
+/// The elements of segment `step` of a rank's chunk.
+fn segment(call: &Call, world: usize, of: usize, step: usize) -> std::ops::Range<usize> {
+    let chunk = chunk(call.count, world, of);
+    let start = (chunk.start + step * SEGMENT).min(chunk.end);
+    start..chunk.end.min(start + SEGMENT)
+}
+
+/// The number of segments of the largest chunk.
+fn segments(call: &Call, world: usize) -> usize {
+    call.count.div_ceil(world).div_ceil(SEGMENT)
 }
 
 /// Scratch memory of `bytes` bytes, aligned for every element type.
