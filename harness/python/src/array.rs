@@ -273,7 +273,16 @@ impl Array {
         TensorMut::strided(self.view_mut(at)?, shape, strides)
     }
 
+    fn expect_forward(&self, at: Argument) -> tilewright::Result<()> {
+        if self.shape.iter().zip(&self.strides).all(|(&extent, &stride)| stride >= 0 || extent <= 1) {
+            return Ok(());
+        }
+        let found = format!("the strides {:?}: pass a contiguous copy", self.strides);
+        Err(at.error("strides of at least 0".into(), found))
+    }
+
     fn dims<const R: usize>(&self, at: Argument) -> tilewright::Result<([usize; R], [i64; R])> {
+        self.expect_forward(at)?;
         let shape: Option<[i64; R]> = self.shape.as_slice().try_into().ok();
         let strides: Option<[i64; R]> = self.strides.as_slice().try_into().ok();
         match (shape, strides) {
@@ -301,6 +310,7 @@ impl Array {
     }
 
     fn matrix(&self, at: Argument) -> tilewright::Result<([usize; 2], [i64; 2])> {
+        self.expect_forward(at)?;
         let Some((d, lead)) = self.shape.split_last() else {
             return Err(at.error("at least one dimension".into(), "none".into()));
         };

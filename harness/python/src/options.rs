@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyString};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 use tilewright::LaunchArg;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
@@ -17,7 +17,10 @@ use crate::call::shown;
 /// `TypeError` for an object that is no such number, `ValueError` for one out of range.
 pub fn scalar(kernel: &str, name: &str, value: &Bound<'_, PyAny>, dtype: DType) -> PyResult<LaunchArg> {
     let wrong = || {
-        let found = value.get_type().name().map_or_else(|_| "an object".into(), |name| name.to_string());
+        let found = match value.is_instance_of::<PyInt>() {
+            true => shown(value),
+            false => value.get_type().name().map_or_else(|_| "an object".into(), |name| name.to_string()),
+        };
         PyTypeError::new_err(format!("kernel `{kernel}`: `{name}` expects a number of type {dtype}, found {found}"))
     };
     if dtype.is_float() {

@@ -159,7 +159,7 @@ INT32 = np.int32
         ({"prefix": 3, "window": 2, "causal": True}, ValueError, "prefix: cannot be combined with window"),
         ({"softcap": 0.0}, ValueError, "softcap: expected a positive number, or None for no softcap, found 0.0"),
         ({"softcap": np.nan}, ValueError, "softcap: expected a positive number"),
-        ({"softcap": np.inf}, tilewright.Error, "`softcap` expects a finite number"),
+        ({"softcap": np.inf}, tilewright.Error, "`softcap` expects a number from 1e-30 to 10000"),
         ({"alibi_slopes": SLOPES[:3]}, tilewright.Error, "`alibi_slopes` expects a slope for each of 4 heads, found 3"),
         ({"alibi_slopes": SLOPES.astype(float)}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
         ({"alibi_slopes": SLOPES[::2]}, tilewright.Error, "`alibi_slopes` expects a contiguous array of one dimension"),

@@ -338,12 +338,14 @@ def test_adamw_refuses_what_torch_refuses(device):
         {"betas": (1.0, 0.9)},
         {"betas": (0.9, -0.1)},
         {"betas": (0.9, nan)},
+        {"betas": (0.9, 0.99, 0.999)},
     ):
         for params, options in (([p], bad), ([{"params": [p], **bad}], {})):
             with pytest.raises(ValueError, match=f"{next(iter(bad))}: expected"):
                 tt.AdamW(params, **options)
-        with pytest.raises(ValueError):
-            torch.optim.AdamW([p], **bad)
+        if len(bad.get("betas", "12")) == 2:
+            with pytest.raises(ValueError):
+                torch.optim.AdamW([p], **bad)
     for dtype in (torch.float64, torch.complex64):
         with pytest.raises(TypeError, match=f"expected parameters of float32, bfloat16 or float16, found {dtype}"):
             tt.AdamW([p.detach().to(dtype).requires_grad_()])
@@ -391,6 +393,24 @@ def test_adamw_takes_values_that_others_write(device, dtype):
             model.weight = parameter
     torch.testing.assert_close(model.weight[1:].detach().float(), torch.full((3, 4), 1 - 2.0 ** -7, device=device))
     assert (model.weight[0] < 0.25).all()
+
+
+def test_adamw_continues_from_a_state_of_torch(device):
+    """Which shares its step numbers, tensors, with the optimizer that goes on."""
+    p = torch.ones(4, device=device, requires_grad=True)
+    theirs = torch.optim.AdamW([p], lr=0.1)
+    for _ in range(2):
+        p.grad = torch.randn_like(p)
+        theirs.step()
+    q = p.detach().clone().requires_grad_()
+    ours = tt.AdamW([q])
+    ours.load_state_dict(theirs.state_dict())
+    for _ in range(2):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+        theirs.step()
+        ours.step()
+    torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("g", [1e19, 3e19, 5e20, 1e38])
@@ -702,6 +722,34 @@ def test_mistakes_are_exceptions(device):
     # Another error does not get an old message.
     with pytest.raises(RuntimeError, match="missing value for argument"):
         torch.ops.tilewright.silu_forward()
+
+
+def test_other_objects_are_errors(device):
+    """Not attributes that are missing."""
+    x, q = torch.randn(4, 16, device=device), torch.randn(1, 2, 8, 16, device=device)
+    target = torch.arange(4, device=device)
+    for call, name, found in [
+        (lambda: tt.silu(None), "x", "NoneType"),
+        (lambda: tt.softmax([1.0]), "x", "list"),
+        (lambda: tt.rms_norm(x, 1.0), "weight", "float"),
+        (lambda: tt.layer_norm(x, x[0], "b"), "bias", "str"),
+        (lambda: tt.swiglu(x, x.tolist()), "b", "list"),
+        (lambda: tt.cross_entropy(x, [1, 2, 3, 4]), "target", "list"),
+        (lambda: tt.linear_cross_entropy(x, None, target), "weight", "NoneType"),
+        (lambda: tt.linear(x, x, 0), "bias", "int"),
+        (lambda: tt.matmul(x, None), "b", "NoneType"),
+        (lambda: tt.rope(q, positions=list(range(8))), "positions", "list"),
+        (lambda: tt.attention(q, q, None), "v", "NoneType"),
+        (lambda: tt.attention(q, q, q, alibi_slopes=[1.0, 2.0]), "alibi_slopes", "list"),
+        (lambda: tt.attention(q, q, q, cu_seqlens_q=[0, 8]), "cu_seqlens_q", "list"),
+    ]:
+        with pytest.raises(TypeError, match=f"`{name}` expects a torch.Tensor, found {found}"):
+            call()
+    for call in (lambda: tt.rope(q, base="1"), lambda: tt.attention(q, q, q, scale="1"), lambda: tt.rms_norm(x, x[0], "1")):
+        with pytest.raises(TypeError, match="expected a number, found str"):
+            call()
+    assert tt.rope(q[..., :0]).shape == (1, 2, 8, 0)
+    torch.testing.assert_close(tt.rope(q, start=target.cpu().numpy()[3]), tt.rope(q, start=3))
 
 
 def test_pending_negation(device):

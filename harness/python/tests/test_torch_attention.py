@@ -184,6 +184,14 @@ def test_attention_of_a_packed_projection(device):
     assert tt.attention(q, q, q).transpose(1, 2).is_contiguous()
 
 
+def test_arrays_of_modifiers_have_any_strides(device):
+    q = torch.randn(1, 4, 33, 16, device=device)
+    lengths = torch.tensor([0, 0, 9, 9, 33], dtype=torch.int32, device=device)[::2]
+    for options in ({"alibi_slopes": torch.full((1,), 0.5, device=device).expand(4)}, {"cu_seqlens_q": lengths}):
+        dense = {name: array.contiguous() for name, array in options.items()}
+        assert torch.equal(tt.attention(q, q, q, **options), tt.attention(q, q, q, **dense))
+
+
 def test_layouts_of_other_libraries(device):
     """The calls of the table in docs/python.md, in place of flash-attn's."""
     qkv = torch.randn(2, 33, 3, 4, 16, device=device)

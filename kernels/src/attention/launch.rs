@@ -234,7 +234,7 @@ fn modifiers<'a>(
     const MAX_CAP: f32 = 1e4;
     if caps && !(MIN_CAP..=MAX_CAP).contains(&number) {
         let expected = format!(
-            "a number from {MIN_CAP} to {MAX_CAP} (scores have an error of 1e-7 times it; one that is larger hardly changes \
+            "a number from {MIN_CAP:e} to {MAX_CAP} (scores have an error of 1e-7 times it; one that is larger hardly changes \
              scores: leave it out)"
         );
         return invalid_argument("softcap", expected, format!("{number}"));

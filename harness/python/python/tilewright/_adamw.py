@@ -55,8 +55,9 @@ class AdamW(torch.optim.Optimizer):
         for name in ("lr", "eps", "weight_decay"):
             if not 0 <= options[name]:
                 raise ValueError(f"{name}: expected a number of at least 0, found {options[name]!s:.200}")
-        if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
-            raise ValueError(f"betas: expected two numbers in [0, 1), found {options['betas']!s:.200}")
+        betas = options["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas: expected two numbers in [0, 1), found {betas!s:.200}")
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -75,7 +76,10 @@ class AdamW(torch.optim.Optimizer):
         own = [p for group in self.param_groups for p in group["params"]]
         for index, p in zip(saved, own):
             for name, value in state_dict["state"].get(index, {}).items():
-                if name != "step":
+                if name == "step":
+                    # torch's optimizer counts in a tensor, which it shares with the state that it returned.
+                    self.state[p][name] = int(value)
+                else:
                     self.state[p][name] = value.detach().to(p.device, torch.float32, copy=True)
 
     def _state_of(self, p: Tensor) -> dict[str, Any]:
@@ -118,7 +122,7 @@ class AdamW(torch.optim.Optimizer):
                 )
                 master = state.get("master")
                 values = (p if master is None else master, state["exp_avg"], state["exp_avg_sq"], grad, p, state)
-                call = calls.setdefault((int(state["step"]) + 1, master is not None), tuple([] for _ in values))
+                call = calls.setdefault((state["step"] + 1, master is not None), tuple([] for _ in values))
                 for column, value in zip(call, values):
                     column.append(value)
             beta1, beta2 = group["betas"]

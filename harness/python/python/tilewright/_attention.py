@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._modifiers import check
 from ._registration import kernel, Op
-from ._shared import autocast_to_narrow, expect_numbers, heads_like, precision_code
+from ._shared import autocast_to_narrow, expect_numbers, expect_tensors, heads_like, precision_code
 
 
 _attention_forward = kernel(
@@ -150,6 +150,7 @@ def attention(
         expect_numbers(scale=scale, softcap=softcap)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    expect_tensors("attention", q=q, k=k, v=v)
     if q.dim() != 4:
         raise ValueError(f"attention: expected q [batch, heads, rows, d], found {list(q.shape)}")
     q, k, v = autocast_to_narrow(q, k, v)
@@ -161,11 +162,16 @@ def attention(
     if k.dim() != 4:
         raise ValueError(f"attention: expected k [batch, heads, rows, d], found {list(k.shape)}")
     check(q.shape[2], k.shape[2], causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
-        raise ValueError("alibi_slopes: has no gradient: pass alibi_slopes.detach()")
+    arrays = {"alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    expect_tensors("attention", **{name: array for name, array in arrays.items() if array is not None})
+    if alibi_slopes is not None:
+        if alibi_slopes.requires_grad and torch.is_grad_enabled():
+            raise ValueError("alibi_slopes: has no gradient: pass alibi_slopes.detach()")
+        alibi_slopes = alibi_slopes.contiguous()
     ranges = None
     if cu_seqlens_q is not None:
-        keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        cu_seqlens_q = cu_seqlens_q.contiguous()
+        keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k.contiguous()
         ranges = _document_ranges(q, k, cu_seqlens_q, keys, causal, -1 if window is None else window)
         window = None
     lengths = (-1 if length is None else length for length in (window, prefix))

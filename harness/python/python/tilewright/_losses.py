@@ -11,7 +11,7 @@ from torch import Tensor
 from . import _native
 from ._native import Error
 from ._registration import kernel, Op
-from ._shared import autocast_to_narrow, dense, expect_rows, matrix, precision_code, row_vector
+from ._shared import autocast_to_narrow, dense, expect_rows, expect_tensors, matrix, precision_code, row_vector
 
 
 # Cross-entropy
@@ -65,6 +65,7 @@ def _targets(op: str, name: str, x: Tensor, target: Tensor, reduction: str) -> T
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: expected mean, sum or none, found {reduction!s:.200}")
     expect_rows(op, name, x)
+    expect_tensors(op, target=target)
     if x.shape[:-1] != target.shape:
         raise ValueError(f"target: expected the shape {list(x.shape[:-1])}, found {list(target.shape)}")
     return target.reshape(-1)
@@ -168,6 +169,7 @@ def linear_cross_entropy(
     The backward pass computes the logits again, and sums the gradient of the weight in float32. `precision` as for
     `matmul`.
     """
+    expect_tensors("linear_cross_entropy", x=x, weight=weight)
     x, weight = autocast_to_narrow(x, weight)
     flat = _targets("linear_cross_entropy", "x", x, target, reduction)
     precision_code(precision)

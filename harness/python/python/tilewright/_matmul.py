@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._native import Error
 from ._registration import kernel, Op
-from ._shared import autocast_to_narrow, expect_matrices, expect_no_gradients, expect_rows, matrix, precision_code
+from ._shared import autocast_to_narrow, expect_matrices, expect_no_gradients, expect_rows, expect_tensors, matrix, precision_code
 
 
 # Matmul
@@ -60,8 +60,7 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "ieee") -> Tensor:
 
     `precision` is for float32 operands: "ieee", "tf32" or "tf32x3".
     """
-    if a.dim() != 2 or b.dim() != 2:
-        raise ValueError(f"matmul: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
+    expect_matrices("matmul", a, b)
     a, b = autocast_to_narrow(a, b)
     if b.shape[0] != a.shape[1] or b.dtype != a.dtype:
         _refuse_operand("matmul", "b", b, "a", a, f"[{a.shape[1]}, n]")
@@ -70,6 +69,7 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "ieee") -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str = "ieee") -> Tensor:
     """x [..., k] · weight [n, k]ᵀ + bias [n]: `torch.nn.functional.linear`. `precision` as for `matmul`."""
+    expect_tensors("linear", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     x, weight, *biases = autocast_to_narrow(x, weight, *(() if bias is None else (bias,)))
     bias = biases[0] if biases else None
     expect_rows("linear", "x", x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ._native import Error
 from ._registration import kernel, Op
-from ._shared import dense, expect_floats, expect_numbers, heads_like
+from ._shared import dense, expect_floats, expect_numbers, expect_tensors, heads_like
 
 
 _frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
@@ -17,7 +18,7 @@ _frequencies: dict[tuple[int, float, torch.device], Tensor] = {}
 
 def _rope_frequencies(d: int, base: float, device: torch.device) -> Tensor:
     """base^(−2i/d) for the d/2 pairs of a head, float64."""
-    return torch.pow(base, torch.arange(d // 2, dtype=torch.float64, device=device) * (-2 / d))
+    return torch.pow(base, torch.arange(d // 2, dtype=torch.float64, device=device) * (-2 / max(d, 1)))
 
 
 def _kept_frequencies(d: int, base: float, device: torch.device) -> Tensor:
@@ -120,6 +121,7 @@ def rope(
     Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
     [n], int64 or int32, or start, start + 1, …. With `halves`, pairs are (x[i], x[i + d/2]), as in Llama.
     """
+    expect_tensors("rope", x=x, **({} if positions is None else {"positions": positions}))
     if x.dim() != 4 or x.shape[3] % 2 != 0:
         raise ValueError(f"rope: expected x [batch, heads, n, d] with an even d, found {list(x.shape)}")
     expect_numbers(base=base, start=start)
@@ -129,6 +131,8 @@ def rope(
         raise ValueError(f"base: expected a positive finite number, found {base}")
     expect_floats("rope", "x", x)
     if positions is None:
+        if not isinstance(start, (int, torch.SymInt)) and hasattr(start, "__index__"):
+            start = operator.index(start)
         if not isinstance(start, (int, torch.SymInt)) or start < 0:
             raise ValueError(f"start: expected a position of at least 0, found {start!s:.200}")
     elif positions.shape != (x.shape[2],):

@@ -78,12 +78,12 @@ _layer_norm_op = Op(
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """(x − mean) / √(variance + eps) · weight + bias for each row of x [..., d]. Weight and bias are converted to x's type."""
-    x = autocast_to_float32(x)
-    bias = torch.zeros_like(weight) if bias is None else bias
     expect_rows("layer_norm", "x", x)
     expect_vector("layer_norm", "weight", weight, x)
+    bias = torch.zeros_like(weight) if bias is None else bias
     expect_vector("layer_norm", "bias", bias, x)
     expect_eps(eps)
+    x = autocast_to_float32(x)
     if torch.compiler.is_compiling():
         exact = x.float()
         centered = exact - exact.mean(-1, keepdim=True)
@@ -111,8 +111,8 @@ _softmax_op = Op(
 
 def softmax(x: Tensor) -> Tensor:
     """The softmax of each row of x [..., d]."""
-    x = autocast_to_float32(x)
     expect_rows("softmax", "x", x)
+    x = autocast_to_float32(x)
     if torch.compiler.is_compiling():
         return torch.softmax(x.float(), -1).to(x.dtype)
     return _softmax_op(x)

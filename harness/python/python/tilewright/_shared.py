@@ -40,10 +40,13 @@ def precision_code(name: str | None) -> int:
 
 
 def expect_numbers(**numbers: object) -> None:
-    """Raises for tensors where a number is expected: their gradient would be lost."""
+    """Raises unless all are numbers or None. Of a tensor, the gradient would be lost."""
     for name, number in numbers.items():
         if isinstance(number, Tensor):
             raise TypeError(f"{name}: expected a number, found a tensor: pass its .item(), which has no gradient")
+        if number is not None and not isinstance(number, (int, float, torch.SymInt, torch.SymFloat)):
+            if not hasattr(number, "__float__"):
+                raise TypeError(f"{name}: expected a number, found {type(number).__name__}")
 
 
 def expect_no_gradients(name: str, *tensors: Tensor) -> None:
@@ -53,6 +56,7 @@ def expect_no_gradients(name: str, *tensors: Tensor) -> None:
 
 
 def expect_matrices(name: str, a: Tensor, b: Tensor) -> None:
+    expect_tensors(name, a=a, b=b)
     if a.dim() != 2 or b.dim() != 2:
         raise ValueError(f"{name}: expected matrices, found the shapes {list(a.shape)} and {list(b.shape)}")
 
@@ -78,7 +82,14 @@ def autocast_to_float32(x: Tensor) -> Tensor:
 
 # Checks of arguments for eager mode and for graphs of `torch.compile`, whose formulas have none of the kernels' checks.
 
+def expect_tensors(op: str, **tensors: object) -> None:
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{op}: `{name}` expects a torch.Tensor, found {type(x).__name__}")
+
+
 def expect_floats(op: str, name: str, x: Tensor) -> None:
+    expect_tensors(op, **{name: x})
     if x.dtype not in _FLOATS:
         found = str(x.dtype).removeprefix("torch.")
         raise Error(f"{op}: `{name}` expects elements of type float32, bfloat16 or float16, found {found}")
@@ -93,6 +104,7 @@ def expect_rows(op: str, name: str, x: Tensor) -> None:
 
 def expect_vector(op: str, name: str, vector: Tensor, x: Tensor) -> None:
     """Raises unless the vector is [d] for x [..., d], of a type that is converted to x's."""
+    expect_tensors(op, **{name: vector})
     if vector.dim() != 1 or vector.shape[0] != x.shape[-1]:
         raise Error(f"{op}: `{name}` expects the shape {[x.shape[-1]]}, found {list(vector.shape)}")
     if not vector.dtype.is_floating_point:
@@ -102,6 +114,7 @@ def expect_vector(op: str, name: str, vector: Tensor, x: Tensor) -> None:
 
 def expect_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
     """Raises unless both have the same shape and element type."""
+    expect_tensors(op, **{name: x})
     if x.shape != other.shape or x.dtype != other.dtype:
         expected, found = (f"{list(t.shape)} of {str(t.dtype).removeprefix('torch.')}" for t in (other, x))
         raise Error(f"{op}: `{name}` expects what `{of}` is, {expected}, found {found}")
