@@ -250,7 +250,7 @@ pub fn check(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
     check_tiles(func, options)
 }
 
-/// Resources that a kernel needs per thread of an NVIDIA GPU, estimated from its IR.
+/// Resources that a kernel needs on an NVIDIA GPU, estimated from its IR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceEstimate {
     /// Estimated maximum of live registers for tiles.
@@ -259,6 +259,10 @@ pub struct ResourceEstimate {
     pub available: u32,
     /// Multiply-add instructions that the unrolled FMA dots put into the code of a thread.
     pub fma_count: u64,
+    /// Bytes of shared memory of a block.
+    pub shared_bytes: u32,
+    /// Bytes of shared memory that a block can have.
+    pub shared_available: u32,
 }
 
 /// Limit of unrolled multiply-add instructions per thread. Longer code is far larger than any instruction cache, and
@@ -272,10 +276,15 @@ impl ResourceEstimate {
     /// FlashAttention and up to 330 for norms, of 255, and ptxas spills few or none of them. At the limit, spills take
     /// tens of kilobytes.
     pub fn over_limit(&self) -> Option<String> {
-        let ResourceEstimate { registers, available, fma_count } = *self;
+        let ResourceEstimate { registers, available, fma_count, shared_bytes, shared_available } = *self;
         if registers > available + available / 2 {
             return Some(format!(
                 "its tiles need about {registers} registers per thread, and {available} are available"
+            ));
+        }
+        if shared_bytes > shared_available {
+            return Some(format!(
+                "its buffers need {shared_bytes} bytes of shared memory, and {shared_available} are available"
             ));
         }
         (fma_count > MAX_FMA_COUNT)
@@ -296,11 +305,18 @@ pub fn estimate_resources(
     check_specialization(func, arch, options)?;
     let gpu_func = gpu_ir(func, arch, options, &mut ());
     let available = registers::available(32 * options.num_warps);
-    Ok(ResourceEstimate {
+    let mut estimate = ResourceEstimate {
         registers: registers::max_live(&gpu_func),
         available: options.max_registers.map_or(available, |most| most.min(available)),
         fma_count: registers::fma_count(&gpu_func),
-    })
+        shared_bytes: 0,
+        shared_available: arch.max_shared_bytes(),
+    };
+    // The code of oversized tiles is long.
+    if estimate.over_limit().is_none() {
+        estimate.shared_bytes = lower::nvptx::lower(&gpu_func, arch, options)?.shared_bytes;
+    }
+    Ok(estimate)
 }
 
 /// Rejects a number of warps that warp specialization does not support, where the kernel or the options ask for it.

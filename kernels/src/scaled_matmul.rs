@@ -29,14 +29,10 @@ constexpr_enum! {
 /// `k_tile` products of 8-bit floats, and these sums are added in f32; with it, they sum all.
 #[autotune(
     configs = [
-        Config(m_tile = 128, n_tile = 256, k_tile = 128, num_warps = 8, num_stages = [3, 4], warp_specialize = true),
-        Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = [3, 4], warp_specialize = true),
-        Config(m_tile = 256, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
-        Config(m_tile = 64, n_tile = 128, k_tile = 128, num_warps = 4, num_stages = [3, 4], warp_specialize = true),
-        Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3),
-        Config(m_tile = 64, n_tile = 64, k_tile = 128, num_warps = 4, num_stages = [3, 4]),
-        Config(m_tile = 16, n_tile = 64, k_tile = 128, num_warps = 4, num_stages = 4),
+        Config(m_tile = 64..=256, n_tile = 64..=256, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4, warp_specialize = true),
+        Config(m_tile = 16..=128, n_tile = 64..=128, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4),
     ],
+    keep = keep,
     key = [a_col_major, b_col_major, fast_accumulation, m, n, k],
     default = default_config,
 )]
@@ -183,6 +179,21 @@ fn expect_sums_fit<T: Dtype>(k: usize) -> Result<()> {
         expected: format!("at most {most} columns of {}, whose sums of products fit i32", T::dtype()),
         found: format!("{k}"),
     })
+}
+
+/// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
+fn keep(problem: &Problem, config: &Config) -> bool {
+    let (Some(m_tile), Some(n_tile)) = (config.get::<usize>("m_tile"), config.get::<usize>("n_tile")) else {
+        return false;
+    };
+    let Target::Nvptx(arch) = problem.target else { return m_tile <= 128 && n_tile <= 128 };
+    let warps = config.num_warps as usize;
+    let sums_per_thread = m_tile * n_tile / (32 * warps);
+    match config.schedule.warp_specialize {
+        // A consumer warpgroup has the 64 rows of a `wgmma`, or more.
+        Some(true) => arch >= GpuArch::Sm90a && m_tile >= 16 * warps && (64..=128).contains(&sums_per_thread),
+        _ => (8..=64).contains(&sums_per_thread) && (warps == 4 || m_tile == 128),
+    }
 }
 
 /// The configuration where no tuning entry applies.

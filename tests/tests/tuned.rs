@@ -145,6 +145,60 @@ fn over_limit(variant: &Variant, arch: GpuArch) -> Option<String> {
     estimate.over_limit()
 }
 
+/// The spaces of attention: how many configurations they have, how many of them are kept for bf16 on Hopper, f32 on
+/// Hopper, bf16 on Ampere and f32 on a CPU, and how many of the first are compiled, with d = 128.
+#[test]
+fn spaces_of_attention_have_few_candidates() {
+    for (name, total, kept, compiled) in [
+        ("flash_attention_fwd", 122, [42, 51, 30, 9], 42),
+        ("flash_attention_bwd_dkdv", 117, [41, 53, 24, 9], 36),
+        ("flash_attention_bwd_dq", 105, [35, 44, 19, 9], 33),
+    ] {
+        let autotune = attention_kernels().find(|autotune| autotune.def.name == name).unwrap();
+        let candidates = |dtype, target: Target| {
+            let dtypes = [dtype; 2];
+            let problem = problem(autotune, &dtypes, 128, Precision::Ieee, false, GpuArch::Sm90a);
+            autotune.candidates(&Problem { target, ..problem })
+        };
+        let gpu = |dtype, arch| candidates(dtype, Target::Nvptx(arch));
+        let on_hopper = gpu(DType::BF16, GpuArch::Sm90a);
+        let found = [
+            on_hopper.len(),
+            gpu(DType::F32, GpuArch::Sm90a).len(),
+            gpu(DType::BF16, GpuArch::Sm80).len(),
+            candidates(DType::F32, Device::cpu().target()).len(),
+        ];
+        let (precision, dtype, split) = (Precision::Ieee, DType::BF16, false);
+        let variants = on_hopper.into_iter().map(|config| Variant {
+            autotune,
+            dtype,
+            d: 128,
+            causal: true,
+            precision,
+            split,
+            config,
+        });
+        let fit = variants.filter(|variant| over_limit(variant, GpuArch::Sm90a).is_none()).count();
+        assert_eq!((autotune.configs().count(), found, fit), (total, kept, compiled), "{name}");
+    }
+}
+
+/// Each shipped choice is the default of its problem, or among those that tuning measures.
+#[test]
+fn shipped_choices_are_in_the_spaces() {
+    for autotune in attention_kernels() {
+        for (key, config) in autotune.shipped() {
+            let AttentionKey { dtype, d, precision, .. } = read_key(&key);
+            let sub_wave = key.contains("sub_wave=true");
+            let dtypes = [dtype; 2];
+            let problem = problem(autotune, &dtypes, d, precision, sub_wave, GpuArch::Sm90a);
+            let wanted = config.to_string();
+            let candidates: Vec<String> = autotune.candidates(&problem).iter().map(Config::to_string).collect();
+            assert!(candidates.contains(&wanted), "{} {key}: {wanted} is not among {candidates:#?}", autotune.def.name);
+        }
+    }
+}
+
 /// The tuner's estimate of resources rejects no shipped configuration and no default.
 #[test]
 fn register_estimate_keeps_every_shipped_config() {

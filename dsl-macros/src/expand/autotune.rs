@@ -72,6 +72,11 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
         Some(function) => quote!(::core::option::Option::Some(#function)),
         None => quote!(::core::option::Option::None),
     };
+    let keep = match (&autotune.keep, &autotune.shared) {
+        (Some(function), _) => quote!(::core::option::Option::Some(#function)),
+        (None, Some(other)) => quote!(#other.keep),
+        (None, None) => quote!(::core::option::Option::None),
+    };
     let tables = match &autotune.tables {
         Some(tables) => quote!(#tables),
         None => quote!(&[]),
@@ -83,6 +88,7 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
             def: &#def,
             #lists
             key: &[#(#key),*],
+            keep: #keep,
             default: #default,
             tables: #tables,
         };

@@ -17,6 +17,8 @@ pub struct Autotune {
     /// Instead of `tuned` and `configs`: the static of another kernel's configurations.
     pub shared: Option<ExprPath>,
     pub key: Vec<Key>,
+    /// The function that says whether a configuration is worth measuring.
+    pub keep: Option<Expr>,
     /// The function that computes the default configuration.
     pub default: Option<Expr>,
     /// The tables that ship with the kernel.
@@ -63,15 +65,16 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
         Err(error) => return (None, vec![Error::new(error.span(), HELP)]),
     };
     let mut errors = Vec::new();
-    let (mut configs, mut key, mut default, mut tables) = (None, None, None, None);
+    let (mut configs, mut keep, mut key, mut default, mut tables) = (None, None, None, None, None);
     for pair in pairs {
         let slot = match pair.path.get_ident().map(Ident::to_string).as_deref() {
             Some("configs") => &mut configs,
+            Some("keep") => &mut keep,
             Some("key") => &mut key,
             Some("default") => &mut default,
             Some("tables") => &mut tables,
             _ => {
-                let message = "unknown argument: `#[autotune]` takes `configs`, `key`, `default` and `tables`";
+                let message = "unknown argument: `#[autotune]` takes `configs`, `keep`, `key`, `default` and `tables`";
                 errors.push(Error::new(pair.path.span(), message));
                 continue;
             }
@@ -96,7 +99,7 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
         Some(list) => read_key(list, &tuned, signature, &mut errors),
         None => Vec::new(),
     };
-    let autotune = Autotune { tuned, configs, shared, key, default, tables };
+    let autotune = Autotune { tuned, configs, shared, keep, key, default, tables };
     (errors.is_empty().then_some(autotune), errors)
 }
 
@@ -143,6 +146,12 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             errors.push(Error::new(call.func.span(), message));
             continue;
         }
+        let mut call = call.clone();
+        if let Err(error) = expand_ranges(&mut call) {
+            errors.push(error);
+            continue;
+        }
+        let call = &call;
         let count = list_arguments(call).map(|(_, list)| list.elems.len()).product::<usize>();
         if count > MAX_COMBINATIONS {
             let message = format!("these lists expand to {count} configurations: {MAX_COMBINATIONS} is the maximum");
@@ -171,6 +180,32 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
 /// Maximum number of configurations that one `Config` with lists may expand to: a typo should not cause hours of
 /// compilation.
 const MAX_COMBINATIONS: usize = 256;
+
+/// Replaces ranges by lists: `num_stages = 2..=4` has all numbers, other ranges the powers of two, `tile = 16..=128`.
+fn expand_ranges(call: &mut ExprCall) -> Result<(), Error> {
+    for arg in &mut call.args {
+        let Some((name, Expr::Range(range))) = named_argument(arg) else { continue };
+        let all = name == "num_stages";
+        let bound = |bound: &Option<Box<Expr>>| match bound.as_deref().and_then(kernel::constant) {
+            Some(Default::Int(n)) if n > 0 && (all || n.count_ones() == 1) => Some(n),
+            _ => None,
+        };
+        let inclusive = matches!(range.limits, syn::RangeLimits::Closed(_));
+        let (Some(first), Some(last), true) = (bound(&range.start), bound(&range.end), inclusive) else {
+            let message = "a range has the powers of two from one to another, `tile = 16..=128`, and of `num_stages` all \
+                           numbers, `2..=4`";
+            return Err(Error::new(range.span(), message));
+        };
+        let next = |n: &i64| if all { n.checked_add(1) } else { n.checked_mul(2) };
+        let numbers = std::iter::successors(Some(first), next).take_while(|n| *n <= last);
+        let numbers = numbers.map(proc_macro2::Literal::i64_unsuffixed);
+        let list = syn::parse_quote!([#(#numbers),*]);
+        if let Expr::Assign(assignment) = arg {
+            *assignment.right = list;
+        }
+    }
+    Ok(())
+}
 
 /// Arguments that are lists, with their positions. An empty list is reported as an invalid value.
 fn list_arguments(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {

@@ -1,5 +1,5 @@
-//! Default tile sizes, warps and stages by head dimension, element type and target. The configurations that the
-//! autotuner tries are listed at the kernels.
+//! Tuning of the kernels of attention: default tile sizes, warps and stages by head dimension, element type and target,
+//! and which configurations of the spaces, which are at the kernels, the autotuner measures.
 
 use tilewright_codegen::lang::Precision;
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
@@ -135,6 +135,52 @@ pub fn modified_tiles(
         _ => return None,
     };
     Some(warp_specialized(tiles))
+}
+
+/// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
+fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
+    let Some(Tiles { q_tile, k_tile, num_warps, schedule, .. }) = Tiles::of(config) else { return false };
+    let Target::Nvptx(arch) = problem.target else {
+        // Smaller tiles have more overhead, larger ones leave the caches.
+        return (32..=128).contains(&q_tile) && (32..=128).contains(&k_tile);
+    };
+    // Tiles are no larger than what there is.
+    let fits = |tile: usize, name: &str| problem.int(name).is_none_or(|n| tile as i64 <= n.max(64));
+    if !fits(q_tile, "n_q") || !fits(k_tile, "n_k") {
+        return false;
+    }
+    // The rows that a program owns are distributed to its warps; it loops over the others.
+    let (own, other) = if pass == Pass::Dkdv { (k_tile, q_tile) } else { (q_tile, k_tile) };
+    let (warps, is_sub_wave) = (num_warps as usize, problem.get("sub_wave") == Some(true));
+    let is_wide = problem.dtypes.first().is_some_and(|dtype| dtype.bytes() > 2);
+    let is_wgmma_f32 = schedule.wgmma_f32 == Some(true);
+    match schedule.warp_specialize {
+        // A consumer warpgroup has the 64 rows of a `wgmma`.
+        Some(true) if is_wide != is_wgmma_f32 => false,
+        Some(true) => arch >= GpuArch::Sm90a && own == 16 * warps,
+        // `wgmma` of f32: two warpgroups may share 64 rows.
+        _ if is_wgmma_f32 => is_wide && (8 * warps..=16 * warps).contains(&own),
+        // FMA and 3xTF32 keep operands in registers, and unroll the dots.
+        _ if is_wide => (256 * warps..=64 * 64).contains(&(q_tile * k_tile)),
+        // A warp has at least the 16 rows of an MMA, and more than 32 rows spill. Smaller tiles give more programs.
+        _ if is_sub_wave && own < 64 => warps == 4 && other >= 32,
+        _ => (16 * warps..=32 * warps).contains(&own) && other >= 32,
+    }
+}
+
+/// Whether a configuration of the forward kernel is worth measuring.
+pub fn keep_forward(problem: &Problem, config: &Config) -> bool {
+    keep(Pass::Forward, problem, config)
+}
+
+/// Whether a configuration of the kernel that computes dK and dV is worth measuring.
+pub fn keep_dkdv(problem: &Problem, config: &Config) -> bool {
+    keep(Pass::Dkdv, problem, config)
+}
+
+/// Whether a configuration of the kernel that computes dQ is worth measuring.
+pub fn keep_dq(problem: &Problem, config: &Config) -> bool {
+    keep(Pass::Dq, problem, config)
 }
 
 /// The default configuration of the forward kernel.

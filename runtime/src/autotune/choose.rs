@@ -317,18 +317,8 @@ impl Search<'_> {
         log: Option<std::path::PathBuf>,
         attempt: &mut dyn FnMut(&Config) -> Result<CandidateLaunch>,
     ) -> Result<Config> {
-        let mut configs = vec![self.default.clone()];
-        for config in self.autotune.configs().filter(|config| self.problem.is_relevant(config)) {
-            // On the CPU a program is one thread, whatever the number of warps.
-            let same = |other: &Config| match self.device.is_cuda() {
-                true => *other == config,
-                false => other.constants == config.constants,
-            };
-            if !configs.iter().any(same) {
-                configs.push(config);
-            }
-        }
-        let candidates = configs
+        let candidates = self.autotune.candidates(self.problem);
+        let candidates = candidates
             .into_iter()
             .map(|config| {
                 let attempt = attempt(&config);

@@ -25,6 +25,8 @@ pub struct Autotune {
     pub configs: &'static [ConfigDef],
     /// Names of the arguments and constants in the key; element types are always part of the key.
     pub key: &'static [&'static str],
+    /// Whether a configuration is worth measuring for a problem; `None` keeps all.
+    pub keep: Option<fn(&Problem, &Config) -> bool>,
     /// Computes the default configuration; if `None`, it is the first of `configs`.
     pub default: Option<fn(&Problem) -> Config>,
     /// Texts of [`Table`](super::Table)s that ship with the kernel.
@@ -195,6 +197,22 @@ impl Autotune {
     pub fn default_config(&self, problem: &Problem) -> Config {
         let declared = self.default.map(|default| default(problem));
         declared.or_else(|| self.configs().next()).unwrap_or_default()
+    }
+
+    /// The configurations that tuning measures for a problem, the default first: those that `keep` keeps and that differ
+    /// on its target.
+    pub fn candidates(&self, problem: &Problem) -> Vec<Config> {
+        let mut candidates = vec![self.default_config(problem)];
+        let on_gpu = problem.is_gpu();
+        for config in self.configs() {
+            let is_kept = self.keep.is_none_or(|keep| keep(problem, &config));
+            // On the CPU a program is one thread, whatever the number of warps.
+            let same = |other: &Config| if on_gpu { *other == config } else { other.constants == config.constants };
+            if is_kept && problem.is_relevant(&config) && !candidates.iter().any(same) {
+                candidates.push(config);
+            }
+        }
+        candidates
     }
 
     /// The configuration to compile for ahead of time: the nearest one that this machine measured, if the target is its

@@ -32,6 +32,21 @@ pub(super) fn elements_per_warp(config: &Config) -> u64 {
     extents.fold(1, u64::saturating_mul) / u64::from(config.num_warps.max(1))
 }
 
+/// How many steps a configuration is from another one: factors of two of integers and warps, stages, and other constants
+/// and options that differ.
+pub(super) fn steps_between(config: &Config, other: &Config) -> u32 {
+    let log = |n: i64| n.max(1).ilog2();
+    let constants = config.constants.iter().map(|(name, value)| match (value, other.constant(name)) {
+        (ConstValue::Int(a), Some(ConstValue::Int(b))) => log(*a).abs_diff(log(*b)).max(u32::from(a != b)),
+        (value, there) => u32::from(Some(value) != there),
+    });
+    let options = config.schedule.named().into_iter().zip(other.schedule.named());
+    let options =
+        options.filter(|(a, b)| a != b).count() as u32 + u32::from(config.max_registers != other.max_registers);
+    let warps = config.num_warps.max(1).ilog2().abs_diff(other.num_warps.max(1).ilog2());
+    constants.sum::<u32>() + options + warps + config.num_stages.abs_diff(other.num_stages)
+}
+
 /// Serializes the loading of compiled candidates, as the driver does anyway, and skips loads that would end after the
 /// deadline: at most one load is in progress when it passes.
 pub(super) struct LoadGate {
@@ -186,6 +201,19 @@ mod tests {
         assert!(!gate.would_miss_deadline(0, 2000.0), "the default has no deadline");
         let over = LoadGate { deadline: Instant::now(), ..gate };
         assert!(over.is_past_deadline(3) && !over.is_past_deadline(0));
+    }
+
+    #[test]
+    fn steps_between_configurations_are_counted() {
+        let config = Config::default().set("tile", 64usize).set("even", true);
+        let other = config.clone().set("tile", 256usize).num_warps(8).num_stages(2);
+        assert_eq!(
+            (steps_between(&config, &config), steps_between(&config, &other), steps_between(&other, &config)),
+            (0, 4, 4)
+        );
+        let mut scheduled = config.clone().set("even", false);
+        scheduled.schedule.tma = Some(false);
+        assert_eq!(steps_between(&scheduled, &config), 2);
     }
 
     #[test]

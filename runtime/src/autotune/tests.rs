@@ -71,6 +71,42 @@ fn config_lists_expand_to_all_combinations() {
     assert_eq!(made, wanted);
 }
 
+#[autotune(
+    configs = [Config(tile = 64..=256, num_warps = 2..=8, num_stages = 2..=4)],
+    keep = |problem, config| config.get::<i64>("tile") <= problem.int("n") && config.num_stages != 3,
+    key = [n],
+)]
+#[kernel]
+fn in_a_space(x: In<f32>, y: Out<f32>, n: i32, #[constexpr] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    store(y + i, load(x + i, mask = i < n), mask = i < n);
+}
+
+#[test]
+fn spaces_are_pruned_by_the_user() {
+    use tilewright_codegen::target::{GpuArch, Target};
+    let autotune = &IN_A_SPACE_AUTOTUNE;
+    let made: Vec<(Option<usize>, u32, u32)> =
+        autotune.configs().map(|config| (config.get("tile"), config.num_warps, config.num_stages)).collect();
+    let mut wanted = Vec::new();
+    for tile in [64, 128, 256] {
+        for warps in [2, 4, 8] {
+            wanted.extend([2, 3, 4].map(|stages| (Some(tile), warps, stages)));
+        }
+    }
+    assert_eq!(made, wanted);
+    let parts = vec![KeyPart { name: "n", value: KeyValue::Size(128) }];
+    let target = Target::Nvptx(GpuArch::Sm80);
+    let problem = Problem { target, def: autotune.def, dtypes: &[], parts: parts.clone() };
+    let candidates = autotune.candidates(&problem);
+    assert_eq!(candidates.len(), 2 * 3 * 2);
+    assert_eq!(candidates[0], autotune.default_config(&problem));
+    assert!(candidates.iter().all(|config| config.num_stages != 3 && config.get("tile") < Some(256usize)));
+    // On the CPU, warps and stages make no difference.
+    let on_cpu = Problem { target: Device::cpu().target(), def: autotune.def, dtypes: &[], parts };
+    assert_eq!(autotune.candidates(&on_cpu).len(), 2);
+}
+
 #[test]
 fn configurations_read_as_they_are_written() {
     let autotune = &SCALE_AUTOTUNE;

@@ -12,7 +12,7 @@ use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Special
 use super::compare;
 use super::config::Config;
 use super::journal::{Event, Journal};
-use super::load::{CompileTask, LoadGate, check_resources, elements_per_warp, spawn};
+use super::load::{CompileTask, LoadGate, check_resources, elements_per_warp, spawn, steps_between};
 use crate::bench::{L2Flush, Timing};
 use crate::buffer::Buffer;
 use crate::device::Device;
@@ -200,14 +200,16 @@ impl Run<'_> {
         self.job.device.synchronize()
     }
 
-    /// Compiles all candidates on all CPUs and loads them, the default and small ones first. Ends when
+    /// Compiles all candidates on all CPUs and loads them, the default first, then those that are the fewest steps from
+    /// it, small ones first: if the time does not suffice, distant ones are left out. Ends when
     /// [`LOADING_SHARE`] of the time limit is used, the default is compiled and any candidate is loaded: then no
     /// further load begins, and this does not wait for the load in progress. A load that would end after that time,
     /// estimated from earlier loads, does not begin either.
     fn compile(&mut self) {
         let mut order: Vec<usize> = (0..self.trials.len()).collect();
         // The first one is the default. The sort is stable.
-        order.sort_by_key(|&index| (index != 0, elements_per_warp(&self.trials[index].config)));
+        let config = |index: usize| &self.trials[index].config;
+        order.sort_by_key(|&index| (steps_between(config(index), config(0)), elements_per_warp(config(index))));
         let deadline = self.start + self.job.budget.mul_f64(LOADING_SHARE);
         let gate = Arc::new(LoadGate { deadline, any_loaded: AtomicBool::new(false), slowest_load: Mutex::new(0.0) });
         let tasks: VecDeque<CompileTask> = order.into_iter().filter_map(|index| self.task(index, &gate)).collect();

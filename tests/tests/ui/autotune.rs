@@ -56,4 +56,15 @@ fn keys(x: In<f32>, n: i32, scale: f32, #[constexpr] tile: usize) {}
 #[kernel]
 fn lists(x: In<f32>, n: i32, #[constexpr] tile: usize) {}
 
+#[autotune(configs = [
+    Config(tile = 16..64),
+    Config(tile = 16..=100),
+    Config(tile = 64, num_stages = 2..),
+    Config(tile = 8..=16, num_warps = 0..=8),
+], keep = always)]
+#[kernel]
+fn ranges(x: In<f32>, y: Out<f32>, #[constexpr] tile: usize) {
+    store(y + arange(0, tile), load(x + arange(0, tile)));
+}
+
 fn main() {}
