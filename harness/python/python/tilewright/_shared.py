@@ -66,8 +66,8 @@ def expect_matrices(name: str, a: Tensor, b: Tensor) -> None:
 
 def autocast_to_narrow(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The operands of a matmul or of attention: of the type of `torch.autocast` where it is active."""
-    kind = tensors[0].device.type
-    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+    kind = "cuda" if tensors[0].is_cuda else "cpu" if tensors[0].is_cpu else None
+    if kind is None or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
@@ -75,7 +75,7 @@ def autocast_to_narrow(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def autocast_to_float32(x: Tensor) -> Tensor:
     """The input of an op whose result is float32 under `torch.autocast`, which is so on GPUs only."""
-    if x.device.type == "cuda" and torch.is_autocast_enabled("cuda") and x.dtype in _FLOATS:
+    if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype in _FLOATS:
         return x.float()
     return x
 
@@ -89,8 +89,8 @@ def expect_tensors(op: str, **tensors: object) -> None:
 
 
 def expect_floats(op: str, name: str, x: Tensor) -> None:
-    expect_tensors(op, **{name: x})
-    if x.dtype not in _FLOATS:
+    if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
+        expect_tensors(op, **{name: x})
         found = str(x.dtype).removeprefix("torch.")
         raise Error(f"{op}: `{name}` expects elements of type float32, bfloat16 or float16, found {found}")
 
@@ -104,12 +104,13 @@ def expect_rows(op: str, name: str, x: Tensor) -> None:
 
 def expect_vector(op: str, name: str, vector: Tensor, x: Tensor) -> None:
     """Raises unless the vector is [d] for x [..., d], of a type that is converted to x's."""
+    if isinstance(vector, Tensor) and vector.shape == x.shape[-1:] and vector.dtype.is_floating_point:
+        return
     expect_tensors(op, **{name: vector})
     if vector.dim() != 1 or vector.shape[0] != x.shape[-1]:
         raise Error(f"{op}: `{name}` expects the shape {[x.shape[-1]]}, found {list(vector.shape)}")
-    if not vector.dtype.is_floating_point:
-        found = str(vector.dtype).removeprefix("torch.")
-        raise Error(f"{op}: `{name}` expects a floating-point type, found {found}")
+    found = str(vector.dtype).removeprefix("torch.")
+    raise Error(f"{op}: `{name}` expects a floating-point type, found {found}")
 
 
 def expect_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
@@ -121,6 +122,8 @@ def expect_alike(op: str, name: str, x: Tensor, of: str, other: Tensor) -> None:
 
 
 def expect_eps(eps: float) -> None:
+    if isinstance(eps, float) and eps >= 0:
+        return
     expect_numbers(eps=eps)
     if not eps >= 0:
         raise ValueError(f"eps: expected a number of at least 0, found {eps}")
