@@ -311,8 +311,8 @@ fn is_none(value: &Expr) -> bool {
 fn unknown_argument(f: &Function, name: &str) -> String {
     let names: Vec<&str> = f.params.iter().map(|p| p.name).collect();
     let hint = match (f.name, name) {
-        ("load" | "store", "cache_modifier" | "volatile") => {
-            ": the compiler controls caching; `eviction` takes evict_first or evict_last"
+        ("load" | "store", "volatile") => {
+            ": to see what other programs write, use an atomic, such as `atomic_or(p, 0, sem = acquire)`"
         }
         ("dot", "out_dtype") => {
             ": the result has the type of the accumulator; without one, f32 for floats and i32 for integers"

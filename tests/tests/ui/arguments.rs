@@ -13,4 +13,13 @@ fn arguments(x: In<f32>, out: Out<f32>, n: i32) {
     let g = where_(n > 3, a, a, a);
 }
 
+#[kernel]
+fn waits_for_another_program(flag: In<i32>, y: Out<i32>) {
+    let mut n = 0;
+    while load(flag, volatile = true) == 0 {
+        n += 1;
+    }
+    store(y, n);
+}
+
 fn main() {}
