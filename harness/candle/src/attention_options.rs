@@ -28,7 +28,7 @@ pub struct AttentionOptions {
     /// Prefix LM: each row sees this many first keys in addition to those up to its diagonal. It needs `causal`, and no
     /// window and packed sequences.
     pub prefix: Option<usize>,
-    /// Softcap: a score s becomes c · tanh(s / c), c > 0.
+    /// Softcap: a score s becomes c · tanh(s / c), c at most 10⁴.
     pub softcap: Option<f64>,
     /// ALiBi: the slopes mₕ of all query heads, f32 [heads], which get no gradient. A score s becomes
     /// s − mₕ · |i + (n_k − n_q) − j|, after the softcap.
