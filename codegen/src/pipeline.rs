@@ -185,7 +185,9 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
         dce::run(f);
     });
     let f32_in_flight = options.schedule.overlap != Some(false);
-    p.pass("delay_waits", Stage::Async, |f| delay_waits::run_with(f, f32_in_flight));
+    p.pass("delay_waits", Stage::Async, |f| {
+        delay_waits::run_with(f, f32_in_flight, options.schedule.pingpong == Some(true))
+    });
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_release", Stage::Async, early_release::run);
     p.pass("pingpong", Stage::Async, |f| pingpong::run(f, options));

@@ -3,7 +3,8 @@
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that overwrites the
 //! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
 //! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
-//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (one that the
+//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency; not with ping-pong scheduling,
+//! where the `wgmma` of another warpgroup overlap with the arithmetic, and those of this one are done early. A deferred wait (one that the
 //! schedule places a stage after its `wgmma`) leaves the `wgmma` of this iteration in flight and completes the one of the
 //! previous iteration; another wait after the loop completes the last.
 //! Requires: stage *layout*; each `wgmma` is followed by its own wait in the same block.
@@ -19,12 +20,12 @@ use std::collections::HashSet;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
-    run_with(func, true);
+    run_with(func, true, false);
 }
 
 /// Like [`run`]; without `f32_in_flight`, waits for f32 `wgmma` stay in place. FP32 adds outside of the tensor cores
 /// accumulate these, so each one in flight takes the registers of one more accumulator.
-pub fn run_with(func: &mut Func, f32_in_flight: bool) {
+pub fn run_with(func: &mut Func, f32_in_flight: bool, pingpong: bool) {
     for id in func.walk() {
         if let Op::For { .. } = func.op(id).op {
             wait_after_loop(func, id);
@@ -32,7 +33,7 @@ pub fn run_with(func: &mut Func, f32_in_flight: bool) {
     }
     let entering: HashSet<OpId> = func.walk().into_iter().filter(|&id| enters_loop_in_flight(func, id)).collect();
     for b in 0..func.num_blocks() as u32 {
-        block(func, BlockId(b), f32_in_flight, &entering);
+        block(func, BlockId(b), f32_in_flight, pingpong, &entering);
     }
     for b in 0..func.num_blocks() as u32 {
         stages::clear(func, BlockId(b));
@@ -62,7 +63,7 @@ fn wait_after_loop(func: &mut Func, id: OpId) {
 }
 
 /// Moves the waits of a block. `entering` are waits whose `wgmma` stay in flight into a loop.
-fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSet<OpId>) {
+fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, pingpong: bool, entering: &HashSet<OpId>) {
     let releases = detach_releases(func, block);
     let is_wait = |&id: &OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
     let waits: Vec<OpId> = func.block(block).ops.iter().copied().filter(is_wait).collect();
@@ -103,7 +104,8 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSe
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     for wait in waits {
         sink_loads(func, block, wait);
-        for v in computed_since_last_mma(func, block, wait) {
+        let computed = if pingpong { Vec::new() } else { computed_since_last_mma(func, block, wait) };
+        for v in computed {
             let ty = func.ty(v).clone();
             func.add_operands(wait, &[v]);
             func.add_result(wait, ty);

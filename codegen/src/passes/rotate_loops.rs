@@ -142,8 +142,10 @@ impl Rotation {
             func.add_result(self.id, ty);
         }
         func.add_operands(end, &self.cross_stage);
-        for &op in self.order.iter().filter(|op| self.behind.contains(op)) {
-            replace_in(func, op, &before);
+        // Ops of the main stage see what the ops behind of the previous iteration, which ran before them, computed.
+        let computed: HashMap<Value, Value> = stages::carried_from(func, self.region, &self.behind).collect();
+        for op in &self.order {
+            replace_in(func, *op, if self.behind.contains(op) { &before } else { &computed });
         }
         func.set_ops(self.region, &[&self.order[..], &[end]].concat());
         before

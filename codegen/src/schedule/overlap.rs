@@ -3,8 +3,9 @@
 //!
 //! In a loop where one `wgmma` depends on the result of another (in attention, P V depends on the scores), the dependent
 //! ones run behind: as many of them, from the last one back, as registers allow. All ops that depend on them run behind
-//! too, and must be arithmetic that the rest of the loop does not use. Where only the next iteration's accumulation
-//! depends on a `wgmma` (a plain matmul), its wait is deferred: the next iteration issues its own `wgmma` first. The
+//! too, and must be arithmetic that the rest of the loop does not use. With ping-pong scheduling, where arithmetic before a
+//! `wgmma` delays the other warpgroups, the arithmetic of the next iteration that they accumulate onto (in attention, O
+//! times a factor) runs at the end of its main stage instead. Where only the next iteration's accumulation depends on a `wgmma` (a plain matmul), its wait is deferred: the next iteration issues its own `wgmma` first. The
 //! shared operands of either must be allocated outside of the loop or prefetched, so that a ring can keep them longer.
 //! Loops inside of the loop, and `mma.sync`, which is synchronous, do not overlap.
 
@@ -27,6 +28,8 @@ pub struct Overlap {
     behind: Vec<OpId>,
     /// Their wait is deferred.
     deferred: Vec<OpId>,
+    /// Arithmetic on carried results of the ops behind runs at the end of the main stage, if it can.
+    scales_early: bool,
 }
 
 /// The loads of a loop that run ahead of its main stage.
@@ -49,9 +52,10 @@ pub fn choose(func: &Func, id: OpId, options: &CompileOptions) -> Overlap {
     // An explicit request ignores the register limit.
     let limit = if wanted == Some(true) { u32::MAX } else { limit(options) };
     let region = func.op(id).regions[0];
-    let behind = choose_behind(func, region, limit);
+    let scales_early = options.schedule.pingpong == Some(true);
+    let behind = choose_behind(func, region, limit, scales_early);
     let deferred = if behind.is_empty() { accumulating_dots(func, region) } else { Vec::new() };
-    Overlap { behind, deferred }
+    Overlap { behind, deferred, scales_early }
 }
 
 impl Overlap {
@@ -78,7 +82,7 @@ impl Overlap {
         let region = func.op(id).regions[0];
         let loads = &prefetch.loads;
         self.require_rings(func, region, |alloc| loads.iter().any(|c| c.alloc == Some(alloc) && c.depth > 1));
-        let mut behind = dependent_ops(func, region, &self.behind).unwrap_or_default();
+        let mut behind = dependent_ops(func, region, &self.behind, self.scales_early).unwrap_or_default();
         sink(func, region, &mut behind);
         let buffers: Vec<Value> = loads.iter().filter_map(|c| c.alloc).map(|alloc| func.result(alloc)).collect();
         let can_cross = |v: &Value| matches!(func.ty(*v), Type::Scalar(_) | Type::Tensor { .. }) || buffers.contains(v);
@@ -112,7 +116,8 @@ impl Overlap {
             .ops
             .iter()
             .position(|op| matches!(func.op(*op).op, Op::WgmmaWait { .. }) && !behind.contains(op));
-        let carried = carried_to_behind(func, region, &behind);
+        let mut last = carried_to_behind(func, region, &behind);
+        last.extend(after_behind(func, region, &behind).unwrap_or_default());
         let deferred: Vec<Value> = self.deferred.iter().map(|&dot| func.result(dot)).collect();
         for (at, op) in func.block(region).ops.clone().into_iter().enumerate() {
             let data = func.op(op);
@@ -129,7 +134,7 @@ impl Overlap {
                 None if only_ahead.contains(&op) => ahead,
                 None if behind.contains(&op) => Placement { stage: main + 1, order: order::BEHIND, ..place },
                 None if is_deferred => Placement { stage: main + 1, order: order::LAST, ..place },
-                None if op == end || carried.contains(&op) => Placement { order: order::LAST, ..place },
+                None if op == end || last.contains(&op) => Placement { order: order::LAST, ..place },
                 None => place,
             };
             func.set_place(op, Some(place));
@@ -192,13 +197,13 @@ fn limit(options: &CompileOptions) -> u32 {
 }
 
 /// The `wgmma` to run behind the main stage.
-fn choose_behind(func: &Func, region: BlockId, limit: u32) -> Vec<OpId> {
+fn choose_behind(func: &Func, region: BlockId, limit: u32, scales_early: bool) -> Vec<OpId> {
     let mut chained = dependent_dots(func, region);
     while !chained.is_empty() {
         let buffers =
             chained.iter().all(|&id| func.op(id).operands[..2].iter().all(|&v| outlives_iteration(func, region, v)));
         if buffers
-            && let Some(behind) = dependent_ops(func, region, &chained)
+            && let Some(behind) = dependent_ops(func, region, &chained, scales_early)
             && register_pressure(func, region, &behind) <= limit
         {
             return chained;
@@ -208,31 +213,23 @@ fn choose_behind(func: &Func, region: BlockId, limit: u32) -> Vec<OpId> {
     Vec::new()
 }
 
-/// The ops of a loop body that have to run in the stage behind if these `wgmma` do: all that depend on their results, in the
-/// same iteration or through a carried value. `None` where these include other ops than arithmetic and buffer releases,
-/// include another `wgmma`, or where carried values are swapped.
-pub fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<HashSet<OpId>> {
+/// The ops of a loop body that have to run in the stage behind if these `wgmma` do: all that depend on their results in
+/// the same iteration, and through a carried value unless they run at the end of the main stage ([`after_behind`]), which
+/// `scales_early` allows. `None` where these include other ops than arithmetic and buffer releases, include another
+/// `wgmma`, or where carried values are swapped.
+fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId], scales_early: bool) -> Option<HashSet<OpId>> {
     let end = func.terminator(region);
-    let ops: Vec<OpId> = func.block(region).ops.iter().copied().filter(|&id| id != end).collect();
-    let params = &func.block(region).params;
-    let mut values: HashSet<Value> = HashSet::new();
-    let mut behind: HashSet<OpId> = HashSet::new();
-    loop {
-        let before = (values.len(), behind.len());
-        for &id in &ops {
-            if dots.contains(&id) || !uses(func, id).is_disjoint(&values) {
-                behind.insert(id);
-                values.extend(&func.op(id).results);
-            }
-        }
-        let carried = func.op(end).operands.iter().zip(&params[1..]);
-        let carried: Vec<Value> = carried.filter(|(y, _)| values.contains(y)).map(|(_, &param)| param).collect();
-        values.extend(carried);
-        if (values.len(), behind.len()) == before {
+    let mut behind: HashSet<OpId> = dots.iter().copied().collect();
+    behind.extend(users_of(func, region, dots.iter().map(|&dot| func.result(dot)).collect()));
+    while !scales_early || after_behind(func, region, &behind).is_none() {
+        let users = users_of(func, region, carried_from(func, region, &behind));
+        if users.is_subset(&behind) {
             break;
         }
+        behind.extend(users);
     }
-    if func.op(end).operands.iter().any(|y| values.contains(y) && func.def_op(*y).is_none()) {
+    let carried = carried_from(func, region, &behind);
+    if func.op(end).operands.iter().any(|y| carried.contains(y)) {
         return None;
     }
     let arithmetic = behind.iter().all(|&id| match func.op(id).op {
@@ -241,6 +238,37 @@ pub fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<Hash
         _ => func.op(id).op.effects() == Effects::Pure,
     });
     arithmetic.then_some(behind)
+}
+
+/// The ops of a loop body that depend on these values in the same iteration.
+fn users_of(func: &Func, region: BlockId, mut values: HashSet<Value>) -> HashSet<OpId> {
+    let end = func.terminator(region);
+    let mut users = HashSet::new();
+    for &id in func.block(region).ops.iter().filter(|&&id| id != end) {
+        if !uses(func, id).is_disjoint(&values) {
+            users.insert(id);
+            values.extend(&func.op(id).results);
+        }
+    }
+    users
+}
+
+/// The carried values of a loop that ops behind compute.
+fn carried_from(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> HashSet<Value> {
+    stages::carried_from(func, region, behind).map(|(param, _)| param).collect()
+}
+
+/// The ops that use results of ops behind of the iteration before, and can run at the end of the main stage, after these:
+/// arithmetic that only ops behind and the next iteration use. `None` where some cannot.
+fn after_behind(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> Option<HashSet<OpId>> {
+    let end = func.terminator(region);
+    let mut after = users_of(func, region, carried_from(func, region, behind));
+    after.retain(|op| !behind.contains(op));
+    let can_wait = |id: &OpId| {
+        let is_arithmetic = func.op(*id).op.effects() == Effects::Pure && func.op(*id).regions.is_empty();
+        is_arithmetic && func.op(*id).results.iter().all(|&v| func.uses(v).iter().all(|used| used.op != end))
+    };
+    after.iter().all(can_wait).then_some(after)
 }
 
 /// Adds the ops that only ops behind use and that cost nothing to run later: constants, ops that change the shape of a
@@ -347,13 +375,22 @@ fn register_pressure(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> u3
     let wait = first.iter().position(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).unwrap_or(first.len());
     let order = [&first[..wait], &second[..], &first[wait..]].concat();
     let is_late = |v: Value| func.def_op(v).is_some_and(|id| behind.contains(&id));
-    // Ops of the stage behind use values of the main stage of the previous iteration.
+    let from_behind: HashMap<Value, Value> = stages::carried_from(func, region, behind).collect();
+    // Ops of the stage behind use values of the main stage of the previous iteration; ops of the main stage, results of
+    // the ops behind that ran before them.
     let live = |op: OpId, v: Value| {
         let inside = func.def_op(v).is_some_and(|id| func.is_in(id, region));
-        if behind.contains(&op) && inside && !is_late(v) { Live::Previous(v) } else { Live::Current(v) }
+        match from_behind.get(&v) {
+            Some(&result) if !behind.contains(&op) => Live::Current(result),
+            _ if behind.contains(&op) && inside && !is_late(v) => Live::Previous(v),
+            _ => Live::Current(v),
+        }
     };
     let mut weights: HashMap<Live, u32> = HashMap::new();
-    let mut at_end: HashSet<Live> = func.op(end).operands.iter().map(|&v| Live::Current(v)).collect();
+    let used_behind: HashSet<Value> = second.iter().flat_map(|&op| sources(func, op)).collect();
+    let carried = func.op(end).operands.iter().zip(&func.block(region).params[1..]);
+    let carried = carried.filter(|(_, param)| !from_behind.contains_key(param) || used_behind.contains(param));
+    let mut at_end: HashSet<Live> = carried.map(|(&v, _)| Live::Current(v)).collect();
     for &op in &second {
         for v in sources(func, op) {
             if let Live::Previous(v) = live(op, v) {

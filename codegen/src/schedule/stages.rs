@@ -160,6 +160,17 @@ pub fn copy_for(func: &mut Func, id: OpId, users: &[OpId]) -> OpId {
     copy
 }
 
+/// The carried values that ops behind compute: the value in the body, and what it becomes.
+pub fn carried_from<'f>(
+    func: &'f Func,
+    region: BlockId,
+    behind: &'f HashSet<OpId>,
+) -> impl Iterator<Item = (Value, Value)> + 'f {
+    let yields = &func.op(func.terminator(region)).operands;
+    let carried = func.block(region).params[1..].iter().copied().zip(yields.iter().copied());
+    carried.filter(|(_, y)| func.def_op(*y).is_some_and(|id| behind.contains(&id)))
+}
+
 /// The values of the main stage that ops behind use, in order of first use: the loop has to carry them to the next
 /// iteration.
 pub fn cross_stage_values(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> Vec<Value> {

@@ -188,7 +188,9 @@ impl Body<'_> {
                     let Some(op) = self.func.def_op(carried).filter(|&op| self.func.is_in(op, self.region)) else {
                         continue;
                     };
-                    let is_behind = self.time(op).0 > self.main && self.time(id).0 <= self.main;
+                    // Both run together: the order decides.
+                    let (on, own) = (self.time(op), self.time(id));
+                    let is_behind = on.0 > self.main && own.0 <= self.main && own.1 <= on.1;
                     if id != end && is_behind && !self.accumulates_in_order(id, op) {
                         return self.too_early(id, op, " of the iteration before");
                     }
