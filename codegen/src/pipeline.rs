@@ -9,9 +9,9 @@ use crate::ir::{Func, Op, Stage, Value};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
-    assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits, direct_local_loads,
-    early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots, pingpong,
-    pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops,
+    alternate_buffers, assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits,
+    direct_local_loads, early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots,
+    pingpong, pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops,
 };
 use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
@@ -72,6 +72,7 @@ pub const PASS_NAMES: &[&str] = &[
     "schedule_loops",
     "specialize_warps",
     "pipeline_loads",
+    "alternate_buffers",
     "rotate_loops",
     "cse_async",
     "dce_async",
@@ -177,6 +178,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     let chosen = "internal compiler error: the chosen schedule cannot be carried out; please report this";
     p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options).expect(chosen));
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f).expect(chosen));
+    p.pass("alternate_buffers", Stage::Async, alternate_buffers::run);
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
     p.pass("cse_async", Stage::Async, |f| {
         cse::run(f);

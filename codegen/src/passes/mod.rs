@@ -1,6 +1,7 @@
 //! Passes: functions that transform one function of Tile IR in place, each in a file of its own whose page says what it
 //! does, requires and keeps.
 
+pub mod alternate_buffers;
 pub mod assign_layouts;
 pub mod assume_ranges;
 pub mod canonicalize;
@@ -39,6 +40,11 @@ pub struct Pass {
 
 /// The passes that tools such as `tile-opt` can run by name.
 pub const PASSES: &[Pass] = &[
+    Pass {
+        name: "alternate_buffers",
+        summary: "give buffers of tiles the slots that a schedule asks for (stage async)",
+        run: alternate_buffers::run,
+    },
     Pass {
         name: "canonicalize",
         summary: "fold constants, simplify ops and control flow",

@@ -102,6 +102,9 @@ pub fn scheduled_loads(func: &mut Func, id: OpId) -> Result<Vec<Candidate>, Stri
     let mut found = Vec::new();
     for load in func.block(region).ops.clone() {
         let Some(Placement { depth: Some(depth), tma, .. }) = func.op(load).place else { continue };
+        if func.op(load).op == Op::LocalAlloc {
+            continue;
+        }
         let loc = func.op(load).loc.clone();
         if !matches!(func.op(load).op, Op::Load { .. } | Op::LoadView { .. }) {
             return Err(format!("the `{}` at {loc} cannot have a ring: only loads can", func.op(load).op.mnemonic()));

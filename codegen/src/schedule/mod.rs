@@ -13,6 +13,7 @@
 //! [`choose()`] makes the schedule. `specialize_warps`, `pipeline_loads` and `rotate_loops` carry it out.
 
 pub mod candidates;
+mod exchange;
 pub mod overlap;
 pub mod partitions;
 mod prefetch;
@@ -42,6 +43,9 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
             None => prefetch::choose(func, id, &overlap, arch, options, &mut notes),
         };
         overlap.place(func, id, &loads);
+        if let Some(plan) = &plan {
+            exchange::place(func, id, plan, arch);
+        }
     }
     notes
 }

@@ -3,11 +3,12 @@
 //!
 //! In a loop where one `wgmma` depends on the result of another (in attention, P V depends on the scores), the dependent
 //! ones run behind: as many of them, from the last one back, as registers allow. All ops that depend on them run behind
-//! too, and must be arithmetic that the rest of the loop does not use. With ping-pong scheduling, where arithmetic before a
-//! `wgmma` delays the other warpgroups, the arithmetic of the next iteration that they accumulate onto (in attention, O
-//! times a factor) runs at the end of its main stage instead. Where only the next iteration's accumulation depends on a `wgmma` (a plain matmul), its wait is deferred: the next iteration issues its own `wgmma` first. The
-//! shared operands of either must be allocated outside of the loop or prefetched, so that a ring can keep them longer.
-//! Loops inside of the loop, and `mma.sync`, which is synchronous, do not overlap.
+//! too, and must be arithmetic that the rest of the loop does not use. With ping-pong scheduling, where arithmetic before
+//! a `wgmma` delays the other warpgroups, the arithmetic of the next iteration that they accumulate onto (in attention, O
+//! times a factor) runs at the end of its main stage instead. Where only the next iteration's accumulation depends on a
+//! `wgmma` (a plain matmul), its wait is deferred: the next iteration issues its own `wgmma` first. The shared operands of
+//! either must be allocated outside of the loop or prefetched, so that a ring can keep them longer. Loops inside of the
+//! loop, and `mma.sync`, which is synchronous, do not overlap.
 
 use super::candidates::{Candidate, ahead_ops};
 use super::stages::{self, order};

@@ -8,7 +8,7 @@ use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::scratch;
 use crate::ir::{Func, Op, OpId, Partition, Type};
 use crate::target::{CompileOptions, GpuArch};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Registers of a streaming multiprocessor (SM).
 const REGISTERS: u32 = 65536;
@@ -210,23 +210,36 @@ impl Plan {
     /// Bytes of shared memory: of buffers outside of rings plus the scratch memory of ops such as layout conversions,
     /// and of one buffer of each ring. Rings live until the kernel ends.
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
-        let is_ring_buffer = |id: OpId| self.loops.values().any(|(_, list)| list.iter().any(|c| c.alloc == Some(id)));
-        let size = |ty: &Type| match ty {
-            Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u32,
-            _ => 0,
-        };
-        let others: u32 = func
-            .walk()
-            .into_iter()
-            .filter(|&id| func.op(id).op == Op::LocalAlloc && !is_ring_buffer(id))
-            .map(|id| size(func.ty(func.result(id))))
-            .sum();
+        let others: u32 = self.other_buffers(func).map(|id| buffer_bytes(func.ty(func.result(id)))).sum();
+        let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| buffer_bytes(&r.buffer)).sum();
+        // Plus 1 KB for mbarriers and for the padding between small buffers.
+        (others + self.scratch_bytes(func) + 1024, rings)
+    }
+
+    /// The buffers outside of rings.
+    fn other_buffers(&self, func: &Func) -> impl Iterator<Item = OpId> {
+        let rings: HashSet<OpId> = self.loops.values().flat_map(|(_, list)| list).filter_map(|c| c.alloc).collect();
+        let is_other = |&id: &OpId| func.op(id).op == Op::LocalAlloc && !rings.contains(&id);
+        func.walk().into_iter().filter(is_other).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Scratch memory of the op that needs most.
+    fn scratch_bytes(&self, func: &Func) -> u32 {
         let only_reads_ring = |id: OpId| self.loops.values().any(|(_, list)| reads_ring(func, id, list));
         let ops = func.walk().into_iter().filter(|&id| !only_reads_ring(id));
-        let scratch = ops.map(|id| scratch::bytes(func, id)).max().unwrap_or(0);
-        let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| size(&r.buffer)).sum();
-        // Plus 1 KB for mbarriers and for the padding between small buffers.
-        (others + scratch + 1024, rings)
+        ops.map(|id| scratch::bytes(func, id)).max().unwrap_or(0)
+    }
+
+    /// Whether a loop can use `more` bytes of shared memory in addition, with as many blocks per SM. While it runs, the
+    /// memory of the buffers of other loops is free.
+    pub fn has_space(&self, func: &Func, id: OpId, arch: GpuArch, more: u32) -> bool {
+        let loops: Vec<OpId> = self.loops.keys().copied().filter(|&other| other != id).collect();
+        let in_another = |alloc: OpId| loops.iter().any(|&other| func.is_in(alloc, func.op(other).regions[0]));
+        let alive = self.other_buffers(func).filter(|&alloc| !in_another(alloc));
+        let buffers: u32 = alive.map(|alloc| buffer_bytes(func.ty(func.result(alloc)))).sum();
+        let (_, rings) = self.shared_bytes(func);
+        let bytes = buffers + self.scratch_bytes(func) + 1024 + self.stages * rings + more;
+        (arch.max_shared_bytes() + 1024) / (bytes + 1024) >= self.blocks.max(1)
     }
 
     /// Registers per thread of consumers and producer: the registers of the launched block, redistributed by
@@ -245,6 +258,14 @@ impl Plan {
         }
         let consumer = ((each * groups - producer) / (groups - 1) / 8 * 8).min(MAX_REGISTERS);
         vec![consumer, producer]
+    }
+}
+
+/// Bytes of a shared buffer, with its alignment.
+pub fn buffer_bytes(ty: &Type) -> u32 {
+    match ty {
+        Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u32,
+        _ => 0,
     }
 }
 

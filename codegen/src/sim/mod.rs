@@ -25,6 +25,8 @@ mod bulk_reduce_tests;
 mod check;
 mod clock;
 mod error;
+#[cfg(test)]
+mod exchange_tests;
 mod global;
 mod grid;
 #[cfg(test)]

@@ -55,7 +55,7 @@ type Time = (u32, u32);
 impl Body<'_> {
     fn op(&self, id: OpId, place: Placement) -> Check {
         self.attributes(id, place)?;
-        if place.depth.is_some() {
+        if place.depth.is_some() && self.func.op(id).op != Op::LocalAlloc {
             return self.load_ahead(id, place);
         }
         if place.stage > self.main {
@@ -76,8 +76,15 @@ impl Body<'_> {
                 place.stage, self.main
             ));
         }
-        if place.depth.is_some() && !is_load {
-            return fail("only loads have a `depth`: it is that of the ring they fill".into());
+        let exchanges = data.op == Op::LocalAlloc && data.operands.len() == 1;
+        if place.depth.is_some() && !is_load && !exchanges {
+            return fail("only loads and buffers of tiles have a `depth`: it is that of the ring they fill".into());
+        }
+        if exchanges && place.depth.is_some() && (place.depth != Some(2) || place.stage != self.main) {
+            return fail(format!(
+                "the ring of a buffer of a tile has two buffers, and is of the main stage {}",
+                self.main
+            ));
         }
         if place.depth == Some(0) {
             return fail("a ring has at least one buffer, found depth 0".into());

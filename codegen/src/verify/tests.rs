@@ -271,6 +271,16 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
         "for %n, %n, %n (%k: i32) { %0 = load %p {eviction = normal} : f32 at {stage = 0, depth = 0}
          yield at {stage = 1} }",
     ),
+    // Three slots of a buffer that warps exchange a tile through.
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) {
+           %0 = splat %x : tensor<4xf32, #l1> at {stage = 0}
+           %1 = local_alloc %0 : shared<4xf32, #l0> at {stage = 0, depth = 3}
+           yield at {stage = 0}
+         }",
+    ),
     // A store behind the main stage.
     (
         Rule::Schedule,

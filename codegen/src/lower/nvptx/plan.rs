@@ -13,11 +13,13 @@
 //!
 //! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. The plan only
 //! orders a ring after previous uses of its memory, with a proxy fence where these were ordinary stores and TMA fills
-//! the ring.
+//! the ring. A ring that threads store to is a buffer; where a loop uses its two slots in turn
+//! ([`alternation`](crate::analysis::buffers::alternation)), the first one stands for the slot of the current iteration,
+//! and at the end of an iteration the accesses of both change places.
 
 use super::bulk_reduce::BulkReduce;
 use super::thread_dependencies::ThreadDependencies;
-use crate::analysis::buffers::buffer_of;
+use crate::analysis::buffers::{alternation, buffer_of};
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -67,6 +69,8 @@ pub struct SharedPlan {
     pub dependencies: Rc<ThreadDependencies>,
     /// Atomic adds performed by bulk async reductions.
     bulk_reductions: Rc<HashMap<OpId, BulkReduce>>,
+    /// Rings that threads store to, with the loop that uses their two slots in turn.
+    stored: Rc<HashMap<OpId, Option<OpId>>>,
     /// Whether an op accesses shared memory through the async proxy (`wgmma`, TMA). Only then do ordinary stores
     /// require proxy fences, which architectures before Hopper lack.
     async_proxy: bool,
@@ -100,6 +104,11 @@ struct Range {
 impl Range {
     fn overlaps(self, other: Range) -> bool {
         self.start < other.end && other.start < self.end
+    }
+
+    fn halves(self) -> [Range; 2] {
+        let middle = self.start.midpoint(self.end);
+        [Range { end: middle, ..self }, Range { start: middle, ..self }]
     }
 }
 
@@ -156,6 +165,34 @@ impl Pending {
         self.in_flight.push_back(reads.iter().copied().collect());
     }
 
+    /// Applies a function to all ranges.
+    fn map(&mut self, f: impl Fn(Range) -> Range) {
+        for ranges in [&mut self.reads, &mut self.writes, &mut self.unfenced] {
+            *ranges = ranges.iter().copied().map(&f).collect();
+        }
+        for ranges in &mut self.in_flight {
+            *ranges = ranges.iter().copied().map(&f).collect();
+        }
+    }
+
+    /// The accesses of the slots of a ring change places.
+    fn switch(&mut self, ring: Range) {
+        let [first, second] = ring.halves();
+        self.map(|r| match r {
+            _ if r == first => second,
+            _ if r == second => first,
+            _ => r,
+        });
+    }
+
+    /// An access of a part of a ring becomes one of all of it.
+    fn widen(&mut self, ring: Range) {
+        self.map(|r| match r.overlaps(ring) {
+            true => Range { start: r.start.min(ring.start), end: r.end.max(ring.end) },
+            false => r,
+        });
+    }
+
     /// Completes all `wgmma` but the last `left`. A warp then knows only that its own part is complete: other warps may
     /// still read the operands until a barrier.
     fn complete(&mut self, left: usize) {
@@ -175,6 +212,7 @@ impl SharedPlan {
         let mut plan = SharedPlan {
             dependencies,
             bulk_reductions: Rc::new(bulk_reductions),
+            stored: Rc::new(stored_rings(func)),
             async_proxy,
             ..SharedPlan::default()
         };
@@ -236,7 +274,8 @@ impl SharedPlan {
                     }
                 }
                 let bytes = (ty.numel() * elem.bytes()) as u32;
-                let contents = if data.operands.is_empty() { Contents::Ring } else { Contents::Buffer };
+                let filled = data.operands.is_empty() && !self.stored.contains_key(&id);
+                let contents = if filled { Contents::Ring } else { Contents::Buffer };
                 allocations.push(Allocation { op: id, bytes, align: BUFFER_ALIGN, first: i, last, contents });
             }
             if let (Op::MbarrierAlloc { .. }, Some(&v)) = (&data.op, data.results.first())
@@ -353,17 +392,23 @@ impl SharedPlan {
 
     /// Visits a loop until the pending accesses at its end do not change.
     fn visit_to_fixpoint(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
+        let stored = self.stored.clone();
+        let alternating = stored.iter().filter(|&(_, of)| *of == Some(id));
+        let rings: Vec<Range> = alternating.filter_map(|(&ring, _)| self.bytes_of(func, func.result(ring))).collect();
+        rings.iter().for_each(|&ring| pending.widen(ring));
         loop {
             let before = (self.barriers.len(), self.fences.len(), pending.clone());
             for &r in &func.op(id).regions {
                 self.walk(func, r, pending);
             }
+            rings.iter().for_each(|&ring| pending.switch(ring));
             // The loop may have no iterations: accesses from before it stay pending.
             pending.merge(&before.2);
             if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
                 break;
             }
         }
+        rings.iter().for_each(|&ring| pending.widen(ring));
     }
 
     fn access(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
@@ -460,11 +505,16 @@ impl SharedPlan {
         pending.writes.extend(writes);
     }
 
-    /// The byte range of the buffer that contains a value; `None` for rings and for other values.
+    /// The byte range of the buffer that contains a value; `None` for rings that copies fill, and for other values.
     fn range(&self, func: &Func, v: Value) -> Option<Range> {
         let Type::Shared { .. } = func.ty(v) else { return None };
         let id = buffer_of(func, v)?;
-        if func.op(id).operands.is_empty() { None } else { self.bytes_of(func, v) }
+        match self.stored.get(&id) {
+            Some(Some(_)) => self.bytes_of(func, v).map(|ring| ring.halves()[0]),
+            Some(None) => self.bytes_of(func, v),
+            None if func.op(id).operands.is_empty() => None,
+            None => self.bytes_of(func, v),
+        }
     }
 
     /// The byte range of the buffer or ring that contains a value.
@@ -475,6 +525,14 @@ impl SharedPlan {
         let start = self.offsets[&id];
         Some(Range { start, end: start + (ty.numel() * elem.bytes()) as u32 })
     }
+}
+
+/// The rings that threads store to, with the loop that uses their two slots in turn, if there is one.
+fn stored_rings(func: &Func) -> HashMap<OpId, Option<OpId>> {
+    let store = |&id: &OpId| func.op(id).op == Op::LocalStore;
+    let buffers = func.walk().into_iter().filter(store).filter_map(|id| buffer_of(func, func.op(id).operands[0]));
+    let rings = buffers.filter(|&buffer| func.op(buffer).operands.is_empty());
+    rings.map(|ring| (ring, alternation(func, ring))).collect()
 }
 
 /// The ops that use a buffer or a value derived from it. A `wgmma` in flight uses its operands until a wait completes
