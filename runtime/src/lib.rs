@@ -34,6 +34,8 @@ pub mod pool;
 pub mod precompiled;
 pub mod prelude;
 pub mod probe;
+#[cfg(feature = "solver")]
+pub mod solver;
 mod stream;
 pub mod terminal;
 pub mod trace;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::numerics::HostTensor;
+use crate::solved;
 use tilewright_codegen::interp::{self, ArgValue, BufferId, Memory};
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
@@ -51,6 +52,8 @@ pub enum Form {
     Tma { num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with warp specialization; also the IR of the last stage in the interpreter.
     WarpSpecialized { num_warps: u32, num_stages: u32 },
+    /// As `WarpSpecialized`, with the schedules that the solver finds.
+    Solved { num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with wgmma for f32; loads by all threads, by TMA, or by producer warps; and MMA
     /// overlap as the compiler chooses, or none (`no_overlap`).
     WgmmaF32 { num_warps: u32, num_stages: u32, loads: Loads, no_overlap: bool },
@@ -181,14 +184,21 @@ pub fn interpret(
             };
             simulate(&func, GpuArch::Sm90a, &options, grid, args)
         }
-        Form::Tma { num_warps, num_stages } | Form::WarpSpecialized { num_warps, num_stages } => {
-            let (tma, warp_specialize) = (Some(true), Some(matches!(form, Form::WarpSpecialized { .. })));
-            let options = CompileOptions {
+        Form::Tma { num_warps, num_stages }
+        | Form::WarpSpecialized { num_warps, num_stages }
+        | Form::Solved { num_warps, num_stages } => {
+            let (tma, warp_specialize) = (Some(true), Some(!matches!(form, Form::Tma { .. })));
+            let mut options = CompileOptions {
                 num_warps,
                 num_stages,
                 schedule: Schedule { tma, warp_specialize, ..Schedule::default() },
                 ..CompileOptions::default()
             };
+            if let Form::Solved { .. } = form {
+                let found = solved::solve_loops(&func, GpuArch::Sm90a, &options);
+                let (schedules, _) = found.unwrap_or_else(|e| panic!("{e}"));
+                options.loops = (!schedules.0.is_empty()).then(|| schedules.to_string());
+            }
             let before: Vec<Option<Vec<u8>>> = args.iter().map(Arg::written).collect();
             let gpu_func = pipeline::gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
             let interpreted = run(&gpu_func, grid, args);

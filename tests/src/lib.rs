@@ -11,4 +11,5 @@ pub mod on_device;
 pub mod pointer_loads;
 pub mod ptxas;
 pub mod sass;
+pub mod solved;
 pub mod training;

@@ -413,6 +413,7 @@ fn matmul_of_large_tiles_matches() {
         &case,
         [Form::WarpSpecialized { num_warps: 4, num_stages: 3 }, Form::Tma { num_warps: 8, num_stages: 3 }],
     );
+    check_matmul_in(&case, [Form::Solved { num_warps: 8, num_stages: 3 }]);
 }
 
 #[test]

@@ -83,6 +83,44 @@ pub fn cost(func: &Func, id: OpId, arch: GpuArch, executors: Executors) -> Cost 
     }
 }
 
+/// The cost of a load that asynchronous copies perform: it fills a buffer of this type.
+pub fn copy_cost(buffer: &Type, tma: bool, executors: Executors) -> Cost {
+    let Type::Shared { elem, .. } = buffer else { return Cost::default() };
+    let bytes = (buffer.numel() * elem.bytes()) as f64;
+    let (bytes, latency) = match tma {
+        // One thread copies for all groups.
+        true => (bytes, L2_LATENCY + TMA_LATENCY),
+        false => (bytes / f64::from(executors.groups), L2_LATENCY),
+    };
+    Cost { busy: bytes / L2_BYTES, latency }
+}
+
+/// The cost of reading a tile from a buffer of shared memory.
+pub fn read_cost(func: &Func, tile: Value, arch: GpuArch, executors: Executors) -> Cost {
+    Model { func, arch, executors }.shared(&[tile])
+}
+
+/// Whether an op begins only when its operands are complete. Others stream: they follow the op that computes an
+/// operand, on another pipe, and end after it.
+pub fn needs_whole_operands(op: &Op) -> bool {
+    use Op::{ConvertLayout, FmaDot, LocalAlloc, LocalStore, MmaSync, Wgmma};
+    matches!(op, Wgmma { .. } | MmaSync { .. } | FmaDot | ConvertLayout | LocalStore | LocalAlloc)
+}
+
+/// Whether the whole result of an op is ready at once.
+pub fn gives_whole_result(op: &Op) -> bool {
+    matches!(op, Op::Reduce { .. } | Op::Wgmma { .. } | Op::MmaSync { .. } | Op::FmaDot)
+}
+
+/// Cycles from the beginning of an op to the first in which an op that uses its result can begin.
+pub fn delay(from: (&Op, Cost), to: (&Op, Cost)) -> f64 {
+    let whole = from.1.busy + from.1.latency;
+    match needs_whole_operands(to.0) || gives_whole_result(from.0) {
+        true => whole,
+        false => from.1.latency.max(whole - to.1.busy),
+    }
+}
+
 struct Model<'a> {
     func: &'a Func,
     arch: GpuArch,
@@ -218,14 +256,19 @@ impl Model<'_> {
         }
     }
 
+    /// The cost of moving tiles to or from shared memory.
+    fn shared(&self, tiles: &[Value]) -> Cost {
+        let bytes: f64 = tiles.iter().map(|&v| self.bytes(v)).sum();
+        Cost { busy: bytes / SHARED_BYTES, latency: SHARED_LATENCY }
+    }
+
     fn load_store(&self, id: OpId) -> Cost {
         let data = self.func.op(id);
         let tile = data.results.first().or(data.operands.last()).copied();
-        let shared = |bytes: f64| Cost { busy: bytes / SHARED_BYTES, latency: SHARED_LATENCY };
         match &data.op {
-            Op::LocalLoad => shared(self.bytes(data.results[0])),
-            Op::LocalAlloc => shared(self.bytes(data.operands[0])),
-            Op::LocalStore => shared(data.operands.iter().map(|&v| self.bytes(v)).sum()),
+            Op::LocalLoad => self.shared(&data.results[..1]),
+            Op::LocalAlloc => self.shared(&data.operands[..1]),
+            Op::LocalStore => self.shared(&data.operands),
             Op::ConvertLayout => self.conversion(id),
             Op::DevicePrint { .. } => Cost::default(),
             _ => {
@@ -254,14 +297,8 @@ impl Model<'_> {
 
     fn copy(&self, id: OpId) -> Cost {
         let data = self.func.op(id);
-        let buffer = data.operands[1];
-        let bytes = self.func.ty(buffer).numel() as f64 * self.elem_bytes(buffer);
-        let (bytes, latency) = match data.op {
-            // One thread copies for all groups.
-            Op::TmaLoad { .. } => (bytes, L2_LATENCY + TMA_LATENCY),
-            _ => (bytes / f64::from(self.executors.groups), L2_LATENCY),
-        };
-        Cost { busy: bytes / L2_BYTES, latency }
+        let is_tma = matches!(data.op, Op::TmaLoad { .. });
+        copy_cost(self.func.ty(data.operands[1]), is_tma, self.executors)
     }
 
     /// Multiply-adds of a group's part of a dot, and bytes that it reads from shared memory.

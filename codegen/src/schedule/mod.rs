@@ -17,14 +17,16 @@ mod exchange;
 pub mod overlap;
 pub mod partitions;
 mod prefetch;
+pub mod problem;
 mod slice;
 pub mod stages;
 
 use crate::ir::{Func, Op, OpId};
 use crate::target::{CompileOptions, GpuArch};
+use problem::LoopSchedules;
 pub use slice::Slice;
 
-/// Chooses a schedule for each loop. Returns notes: what the options or hints ask for and the schedule does not do, and
+/// Chooses a schedule for each loop, or takes that of the options ([`CompileOptions::loops`]). Returns notes: what the options or hints ask for and the schedule does not do, and
 /// why.
 pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<String> {
     let mut notes = Vec::new();
@@ -46,6 +48,11 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
         if let Some(plan) = &plan {
             exchange::place(func, id, plan, arch);
         }
+    }
+    if let Some(text) = &options.loops
+        && let Err(why) = text.parse().and_then(|given: LoopSchedules| given.apply(func, arch, options))
+    {
+        notes.push(format!("the schedule `loops={text}` is not applied: {why}"));
     }
     notes
 }

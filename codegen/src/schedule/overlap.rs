@@ -45,13 +45,10 @@ pub struct Prefetch {
 
 /// Chooses the `wgmma` of a loop that overlap with its next iteration, if all loads of their operands are prefetched.
 pub fn choose(func: &Func, id: OpId, options: &CompileOptions) -> Overlap {
-    let Op::For { overlap, .. } = func.op(id).op else { return Overlap::default() };
-    let wanted = overlap.or(options.schedule.overlap);
-    if wanted == Some(false) {
+    if !is_allowed(func, id, options) {
         return Overlap::default();
     }
-    // An explicit request ignores the register limit.
-    let limit = if wanted == Some(true) { u32::MAX } else { limit(options) };
+    let limit = register_limit(func, id, options).unwrap_or(u32::MAX);
     let region = func.op(id).regions[0];
     let scales_early = options.schedule.pingpong == Some(true);
     let behind = choose_behind(func, region, limit, scales_early);
@@ -191,10 +188,22 @@ fn is_inside(func: &Func, id: OpId, outer: OpId) -> bool {
     at.is_some()
 }
 
-/// Registers per thread available to the tiles of a loop.
-fn limit(options: &CompileOptions) -> u32 {
+/// What the hint of a loop or the options say about overlap.
+fn wanted(func: &Func, id: OpId, options: &CompileOptions) -> Option<bool> {
+    let Op::For { overlap, .. } = func.op(id).op else { return Some(false) };
+    overlap.or(options.schedule.overlap)
+}
+
+/// Whether `wgmma` of a loop may overlap with its next iteration.
+pub fn is_allowed(func: &Func, id: OpId, options: &CompileOptions) -> bool {
+    wanted(func, id, options) != Some(false)
+}
+
+/// Registers per thread available to the tiles of a loop; `None` for a loop that asks for overlap, which has no limit.
+pub fn register_limit(func: &Func, id: OpId, options: &CompileOptions) -> Option<u32> {
     let share = registers::available(options.num_warps * 32);
-    share.min(options.max_registers.unwrap_or(share)).saturating_sub(RESERVED_REGISTERS)
+    let limit = share.min(options.max_registers.unwrap_or(share)).saturating_sub(RESERVED_REGISTERS);
+    (wanted(func, id, options) != Some(true)).then_some(limit)
 }
 
 /// The `wgmma` to run behind the main stage.
@@ -305,7 +314,7 @@ fn is_free_to_sink(op: &Op) -> bool {
 
 /// The `wgmma` of a loop body that only accumulate into a carried value, with operands in shared memory that outlives
 /// the iteration.
-fn accumulating_dots(func: &Func, region: BlockId) -> Vec<OpId> {
+pub fn accumulating_dots(func: &Func, region: BlockId) -> Vec<OpId> {
     let adds = |&id: &OpId| {
         let Op::Wgmma { .. } = func.op(id).op else { return false };
         let [a, b, acc] = func.op(id).operands[..] else { return false };
@@ -335,7 +344,7 @@ fn dependent_dots(func: &Func, region: BlockId) -> Vec<OpId> {
 
 /// Whether an operand is still available in the next iteration: a tile in registers, or a buffer that is filled outside
 /// of the loop or can be kept in a ring.
-fn outlives_iteration(func: &Func, region: BlockId, v: Value) -> bool {
+pub fn outlives_iteration(func: &Func, region: BlockId, v: Value) -> bool {
     if !matches!(func.ty(v), Type::Shared { .. }) {
         return true;
     }
@@ -368,8 +377,20 @@ enum Live {
     Previous(Value),
 }
 
+/// Registers per thread that tiles take in every schedule of a loop: carried values and values from outside.
+pub fn register_floor(func: &Func, region: BlockId) -> u32 {
+    let end = func.terminator(region);
+    let ops = func.block(region).ops.iter().filter(|&&id| id != end);
+    let used = ops.flat_map(|&id| sources(func, id)).filter(|&v| match func.value(v).def {
+        Def::Param(block, _) => block != region,
+        Def::Result(id, _) => !func.is_in(id, region),
+    });
+    let kept: HashSet<Value> = used.chain(func.op(end).operands.iter().copied()).collect();
+    kept.into_iter().map(|v| registers::tile_registers(func, v)).sum()
+}
+
 /// The maximum number of registers per thread that tiles take at any point of the loop, after rotation.
-fn register_pressure(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> u32 {
+pub fn register_pressure(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> u32 {
     let end = func.terminator(region);
     let (second, first): (Vec<OpId>, Vec<OpId>) =
         func.block(region).ops.iter().filter(|&&id| id != end).partition(|id| behind.contains(id));

@@ -109,9 +109,9 @@ impl Plan {
             loops.push((id, loads));
         }
         let mut plan = Plan::new(func, arch, options, loops)?;
-        let (fixed, rings) = plan.shared_bytes(func);
-        stages = stages.min(arch.max_shared_bytes().saturating_sub(fixed) / rings.max(1));
+        stages = stages.min(plan.stage_limit(func, arch));
         if stages == 0 {
+            let (fixed, rings) = plan.shared_bytes(func);
             return Err(format!(
                 "a stage of {rings} bytes does not fit into shared memory in addition to {fixed} bytes"
             ));
@@ -201,6 +201,19 @@ impl Plan {
         self.loops.values_mut().flat_map(|(_, loads)| loads).for_each(|c| c.depth = stages);
     }
 
+    /// The maximum number of buffers of each ring for which the shared memory of an SM suffices, for as many blocks.
+    pub fn stage_limit(&self, func: &Func, arch: GpuArch) -> u32 {
+        let (fixed, rings) = self.shared_bytes(func);
+        let share = (arch.max_shared_bytes() + 1024) / self.blocks_per_sm() - 1024;
+        share.saturating_sub(fixed) / rings.max(1)
+    }
+
+    /// Blocks per SM. Two blocks with one consumer warpgroup each leave about as many registers per consumer thread as
+    /// one block with two (232 and 240, if TMA does all loads). More than two would leave fewer.
+    pub fn blocks_per_sm(&self) -> u32 {
+        if self.warps == 4 { self.blocks.clamp(1, 2) } else { 1 }
+    }
+
     /// The loads of a loop.
     pub fn loads_of(&self, id: OpId) -> Prefetch {
         let loads = self.loops.get(&id).map_or(Vec::new(), |(_, loads)| loads.clone());
@@ -247,10 +260,8 @@ impl Plan {
     /// the block was launched with. Empty if the launch leaves nothing to redistribute.
     pub fn registers(&self) -> Vec<u32> {
         let groups = self.warps / 4 + 1;
-        // Two blocks with one consumer warpgroup each leave about as many registers per consumer thread as one block
-        // with two (232 and 240, if TMA does all loads). More than two would leave fewer.
-        let blocks = if groups == 2 { self.blocks.clamp(1, 2) } else { 1 };
-        let each = (REGISTERS / (128 * groups * blocks)).min(self.max_registers.unwrap_or(255)).min(255) / 8 * 8;
+        let each =
+            (REGISTERS / (128 * groups * self.blocks_per_sm())).min(self.max_registers.unwrap_or(255)).min(255) / 8 * 8;
         let tma = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.tma);
         let producer = if tma { 24 } else { 40 };
         if each <= producer {

@@ -148,6 +148,10 @@ pub struct CompileOptions {
     pub fp_fusion: bool,
     /// Maximum registers per thread for ptxas; `None` derives it from the block size.
     pub max_registers: Option<u32>,
+    /// Schedules of loops that a solver found, as text
+    /// ([`LoopSchedules`](crate::schedule::problem::LoopSchedules)); the compiler chooses those of other loops.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loops: Option<String>,
     /// Scheduling options of loops with dots.
     #[serde(flatten)]
     pub schedule: Schedule,
@@ -167,6 +171,7 @@ impl Default for CompileOptions {
             debug_asserts: true,
             fp_fusion: fp_fusion_by_default(),
             max_registers: None,
+            loops: None,
             schedule: Schedule::default(),
         }
     }

@@ -10,6 +10,7 @@ use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
 use tilewright_codegen::pipeline::{self, MAX_REGISTERS, Observer};
+use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright_codegen::text;
 use tilewright_runtime::autotune::{Autotune, Config};
@@ -67,6 +68,10 @@ pub struct Options {
     /// Maximum number of registers per thread (GPU)
     #[arg(long, value_name = "N")]
     max_registers: Option<u32>,
+    /// Schedules of loops, as `tilewright solve` prints them, in place of those that the compiler chooses (GPU). Default:
+    /// those of the configuration (`compile`)
+    #[arg(long, value_name = "SCHEDULES", value_parser = loop_schedules)]
+    loops: Option<String>,
     /// Compile without `device_assert`s
     #[arg(long)]
     no_asserts: bool,
@@ -187,11 +192,16 @@ fn ptx_version(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Checks the form of `--loops`.
+fn loop_schedules(text: &str) -> std::result::Result<String, String> {
+    text.parse::<LoopSchedules>().map(|schedules| schedules.to_string())
+}
+
 impl Options {
     /// Returns options with these values, and with `device_assert`s.
     pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>, schedule: Schedule) -> Options {
         let (num_warps, num_stages) = (Some(num_warps), Some(num_stages));
-        Options { num_warps, num_stages, max_registers, no_asserts: false, schedule }
+        Options { num_warps, num_stages, max_registers, loops: None, no_asserts: false, schedule }
     }
 
     /// These options, and those of `base` where one is not given.
@@ -200,6 +210,7 @@ impl Options {
             num_warps: self.num_warps.or(Some(base.num_warps)),
             num_stages: self.num_stages.or(Some(base.num_stages)),
             max_registers: self.max_registers.or(base.max_registers),
+            loops: self.loops.clone().or(base.loops),
             no_asserts: self.no_asserts,
             schedule: target::Schedule::from(self.schedule).or(base.schedule).into(),
         }
@@ -238,6 +249,7 @@ impl Options {
             num_stages,
             debug_asserts: !self.no_asserts,
             max_registers: self.max_registers,
+            loops: self.loops.clone(),
             schedule: self.schedule.into(),
             ..default
         })
@@ -245,6 +257,30 @@ impl Options {
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
+    let (request, emit) = request(arguments, kernels)?;
+    for path in compile_to(&request, &emit, &arguments.out)? {
+        writeln!(out, "{}", path.display())?;
+    }
+    Ok(())
+}
+
+impl Arguments {
+    /// The folder of the outputs.
+    pub fn out(&self) -> &Path {
+        &self.out
+    }
+
+    /// Whether the files to write are given.
+    pub fn has_outputs(&self) -> bool {
+        !self.emit.is_empty()
+    }
+}
+
+/// What the arguments ask to compile, and the files to write.
+///
+/// # Errors
+/// A mistake in the arguments.
+pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec<Emit>)> {
     let def = kernels.find(&arguments.kernel)?;
     let target = parse_target(&arguments.target)?;
     let emit = chosen_outputs(&arguments.emit, &target)?;
@@ -261,10 +297,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         target,
         options: CompileOptions { ptx_version: arguments.ptx_version, ..options.compile_options()? },
     };
-    for path in compile_to(&request, &emit, &arguments.out)? {
-        writeln!(out, "{}", path.display())?;
-    }
-    Ok(())
+    Ok((request, emit))
 }
 
 /// The configuration, if one of its constants is not given and has no default; it sets the constants that are not given.
@@ -471,7 +504,10 @@ fn compile(request: &Request) -> Result<Compiled> {
 }
 
 /// Records the kernel's Tile IR, and prints what the kernel prints meanwhile.
-fn record(request: &Request) -> Result<Func> {
+///
+/// # Errors
+/// A mistake in the kernel.
+pub fn record(request: &Request) -> Result<Func> {
     let Request { def, dtypes, constants, specialization, .. } = request;
     Ok(tilewright_runtime::kernel::record(def, dtypes, constants, specialization)?)
 }

@@ -45,6 +45,8 @@ pub mod report;
 pub mod run;
 mod shapes;
 pub mod signals;
+#[cfg(feature = "solver")]
+pub mod solve;
 pub mod supervise;
 pub mod tensors;
 pub mod tune;
@@ -80,6 +82,9 @@ enum Command {
     Bench(Box<bench::Arguments>),
     /// Autotune a kernel for this device at given shapes; launches and `compile` then use the result
     Tune(Box<tune::Arguments>),
+    /// Find the best schedules of a kernel's loops by a constraint solver, with a proof, and compile with them
+    #[cfg(feature = "solver")]
+    Solve(Box<solve::Arguments>),
     /// Analyze a compiled kernel: registers, occupancy, instructions, and roofline bounds
     Explain(Box<explain::Arguments>),
 }
@@ -96,6 +101,8 @@ pub fn main(kernels: &[&'static dyn Kernel]) -> ExitCode {
         Command::Run(arguments) => run::run(arguments, &kernels, out),
         Command::Bench(arguments) => bench::run(arguments, &kernels, out),
         Command::Tune(arguments) => tune::run(arguments, &kernels, out),
+        #[cfg(feature = "solver")]
+        Command::Solve(arguments) => solve::run(arguments, &kernels, out),
         Command::Explain(arguments) => explain::run(arguments, &kernels, out),
     })
 }

@@ -263,6 +263,7 @@ impl Job {
         config.debug_asserts = options.debug_asserts;
         config.fp_fusion = options.fp_fusion;
         config.max_registers = options.max_registers;
+        config.loops = options.loops;
         config.schedule = options.schedule;
         Ok(config)
     }

@@ -91,6 +91,9 @@ enum Command {
     Explain(explain::Arguments),
     /// Autotune kernels for this device, and write the configurations to a table
     Tune(tune::Arguments),
+    /// Find the best schedules of a kernel's loops by a constraint solver, with a proof, and compile with them
+    #[cfg(feature = "solver")]
+    Solve(Box<tilewright_cli::solve::Arguments>),
     /// Profile the time of a training step: phases, kernels, a trace, a flame graph
     Profile(profile::Arguments),
     /// Run several measurements, and write one HTML page with tables and plots
@@ -147,6 +150,8 @@ fn dispatch(command: Command, out: &mut Output) -> Result<()> {
         Command::Memory(arguments) => memory::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Account(arguments) => account::run(&arguments, out),
+        #[cfg(feature = "solver")]
+        Command::Solve(arguments) => tilewright_cli::solve::run(&arguments, &shipped(), out),
         Command::Explain(arguments) => explain::run(&arguments, &shipped(), out),
         Command::Tune(arguments) => tune::run(&arguments, out),
         Command::Profile(arguments) => profile::run(&arguments, out),

@@ -8,6 +8,7 @@ use std::fmt;
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, ElemDef, KernelDef, ParamKind};
+use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 
 use super::store::saved_choices;
@@ -86,6 +87,8 @@ pub struct Config {
     pub num_warps: u32,
     pub num_stages: u32,
     pub max_registers: Option<u32>,
+    /// Schedules of loops that a solver found, with the bound that it proved ([`CompileOptions::loops`]).
+    pub loops: Option<String>,
     pub schedule: Schedule,
 }
 
@@ -93,7 +96,14 @@ impl Default for Config {
     /// No constants, and the compiler's defaults.
     fn default() -> Config {
         let CompileOptions { num_warps, num_stages, max_registers, .. } = CompileOptions::default();
-        Config { constants: Vec::new(), num_warps, num_stages, max_registers, schedule: Schedule::default() }
+        Config {
+            constants: Vec::new(),
+            num_warps,
+            num_stages,
+            max_registers,
+            loops: None,
+            schedule: Schedule::default(),
+        }
     }
 }
 
@@ -142,6 +152,7 @@ impl Config {
             num_warps: self.num_warps,
             num_stages: self.num_stages,
             max_registers: self.max_registers,
+            loops: self.loops.clone(),
             schedule: self.schedule,
             ..CompileOptions::default()
         }
@@ -154,6 +165,7 @@ impl Config {
             num_warps: self.num_warps,
             num_stages: self.num_stages,
             max_registers: self.max_registers.or(base.max_registers),
+            loops: self.loops.clone().or_else(|| base.loops.clone()),
             schedule: self.schedule.or(base.schedule),
             ..base.clone()
         }
@@ -168,6 +180,9 @@ impl fmt::Display for Config {
         write!(f, "num_warps={},num_stages={}", self.num_warps, self.num_stages)?;
         if let Some(registers) = self.max_registers {
             write!(f, ",max_registers={registers}")?;
+        }
+        if let Some(loops) = &self.loops {
+            write!(f, ",loops={loops}")?;
         }
         for (name, flag) in self.schedule.named() {
             if let Some(flag) = flag {
@@ -188,6 +203,7 @@ impl Autotune {
                 num_warps: def.num_warps.unwrap_or(default.num_warps),
                 num_stages: def.num_stages.unwrap_or(default.num_stages),
                 max_registers: def.max_registers,
+                loops: None,
                 schedule: def.schedule,
             }
         })
@@ -306,6 +322,7 @@ impl Autotune {
                 "num_warps" => config.num_warps = number()?,
                 "num_stages" => config.num_stages = number()?,
                 "max_registers" => config.max_registers = Some(number()?),
+                "loops" => config.loops = Some(value.parse::<LoopSchedules>()?.to_string()),
                 _ => {
                     let name = self.def.param_name(name);
                     let known = self.tuned.iter().find(|tuned| **tuned == name);

@@ -101,6 +101,8 @@ pub struct LaunchConfig {
     pub fp_fusion: bool,
     /// Maximum number of registers per thread (GPU).
     pub max_registers: Option<u32>,
+    /// Schedules of loops that a solver found, as text ([`CompileOptions::loops`]).
+    pub loops: Option<String>,
     /// Options of the scheduling of loops with dots (GPU).
     pub schedule: Schedule,
     /// Stream of the launch; default: the device's stream.
@@ -128,6 +130,7 @@ impl LaunchConfig {
             debug_asserts,
             fp_fusion,
             max_registers,
+            loops: None,
             schedule: Schedule::default(),
             stream: None,
             bounds_check: BoundsCheck::default(),
@@ -222,6 +225,7 @@ impl LaunchConfig {
             debug_asserts: self.debug_asserts,
             fp_fusion: self.fp_fusion,
             max_registers: self.max_registers,
+            loops: self.loops.clone(),
             schedule: self.schedule,
             ..CompileOptions::default()
         }

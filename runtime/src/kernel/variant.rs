@@ -54,6 +54,12 @@ pub fn specialization(def: &KernelDef, args: &[KernelArg]) -> Specialization {
     Specialization { args: specs.collect() }
 }
 
+/// A word that differs for different texts.
+fn text_word(text: &str) -> u64 {
+    let bytes = *blake3::hash(text.as_bytes()).as_bytes();
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
+}
+
 fn key(
     def: &'static KernelDef,
     device: &Device,
@@ -80,12 +86,14 @@ fn key(
         debug_asserts,
         fp_fusion,
         max_registers,
+        loops,
         schedule,
     } = config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
     key.push(
         u64::from(*debug_asserts) << 63 | u64::from(*fp_fusion) << 62 | max_registers.map_or(u64::MAX >> 2, u64::from),
     );
+    key.push(loops.as_deref().map_or(0, text_word));
     let assume_ranges = u64::from(assume_ranges);
     key.push(schedule.named().iter().fold(assume_ranges, |word, (_, choice)| word << 2 | choice.map_or(2, u64::from)));
     for chunk in dtypes.chunks(8) {

@@ -225,6 +225,23 @@ fn warp_specialized() {
     }
 }
 
+/// With the schedules of the solver: one iteration, several, and unaligned lengths. With head dimension 64, the forward
+/// pass casts and sums in the next iteration.
+#[test]
+fn schedules_of_the_solver() {
+    for (case, tiles) in [
+        (Case::new(128, 300, 64), Tiles { q: 128, k: 128 }),
+        (Case::new(100, 60, 64).causal(), Tiles { q: 128, k: 128 }),
+        (Case::new(70, 200, 128), Tiles { q: 128, k: 64 }),
+    ] {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        let form = Form::Solved { num_warps: 8, num_stages: 2 };
+        check_forward(form, case, tiles, &inputs, &expected);
+        check_backward(form, case, Tiles { q: 64, k: 128 }, &inputs, &expected);
+    }
+}
+
 /// f32 with wgmma (3xTF32): masked and full tiles, with loads by all threads and by producer warps.
 #[test]
 fn f32_by_wgmma() {

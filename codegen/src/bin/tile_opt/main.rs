@@ -8,6 +8,7 @@ use run::Steps;
 use std::io::Read;
 use std::process::ExitCode;
 use tilewright_codegen::ir::{Func, Op, Stage};
+use tilewright_codegen::schedule::problem::{self, Problem};
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_codegen::{reduce, text, verify};
 
@@ -32,6 +33,11 @@ struct Cli {
     /// Print the time that each pass took.
     #[arg(long)]
     time_passes: bool,
+
+    /// Print the scheduling problem of each loop of the resulting function: the cycles of its ops, their dependences, and
+    /// what no schedule can beat.
+    #[arg(long)]
+    problems: bool,
 
     /// Do not print the resulting function.
     #[arg(long)]
@@ -76,6 +82,10 @@ struct TargetArgs {
     /// `false`, separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = choice, value_name = "NAME=BOOL")]
     schedule: Vec<(String, bool)>,
+
+    /// Schedules of loops that `schedule_loops` takes in place of its own, as `tilewright solve` prints them.
+    #[arg(long, value_name = "SCHEDULES")]
+    loops: Option<String>,
 }
 
 impl TargetArgs {
@@ -84,7 +94,8 @@ impl TargetArgs {
         for (name, value) in &self.schedule {
             *schedule.choice(name).expect("parsed by `choice`") = Some(*value);
         }
-        CompileOptions { num_warps: self.num_warps, num_stages: self.num_stages, schedule, ..CompileOptions::default() }
+        let (num_warps, num_stages, loops) = (self.num_warps, self.num_stages, self.loops.clone());
+        CompileOptions { num_warps, num_stages, loops, schedule, ..CompileOptions::default() }
     }
 }
 
@@ -136,6 +147,14 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
     }
     if !cli.quiet {
         print!("{}", text::print(&out));
+    }
+    if cli.problems {
+        for id in problem::loops(&out) {
+            match Problem::of(&out, id, cli.target.target, &cli.target.options()) {
+                Ok(problem) => print!("{problem}"),
+                Err(reason) => println!("{reason}"),
+            }
+        }
     }
     if cli.interpret.interpret {
         let after = cli.interpret.run(&out)?;

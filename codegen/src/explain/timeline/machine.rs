@@ -332,7 +332,7 @@ impl Machine<'_> {
                 let continued = if self.is_accumulating(runner, acc) { found.latency } else { 0.0 };
                 others.fold(self.value(runner, acc).last - continued, f64::max)
             }
-            Op::MmaSync { .. } | Op::FmaDot | Op::ConvertLayout | Op::LocalStore | Op::LocalAlloc => operands.last,
+            op if costs::needs_whole_operands(op) => operands.last,
             _ => operands.first.max(operands.last - found.busy),
         };
         let from = if is_ordered(&self.func.op(id).op) { runner.now() } else { runner.clock };
@@ -426,8 +426,7 @@ impl Machine<'_> {
             _ if cost.busy > 0.0 => runner.issued = runner.issued.max(end),
             _ => {}
         }
-        let whole = matches!(data.op, Op::Reduce { .. } | Op::Wgmma { .. } | Op::MmaSync { .. } | Op::FmaDot);
-        let first = if whole { done } else { begin + cost.latency };
+        let first = if costs::gives_whole_result(&data.op) { done } else { begin + cost.latency };
         let ready = match cost == Cost::default() {
             true => self.operands(&self.runners[i], id),
             false => Ready { first, last: done },
