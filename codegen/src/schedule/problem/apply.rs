@@ -96,11 +96,11 @@ pub fn apply(func: &mut Func, problem: &Problem, solution: &Solution) {
     }
     let last = Placement { stage: main, order: (number + 1).next_multiple_of(2), ..Placement::default() };
     func.set_place(end, Some(last));
-    for id in text {
-        if let Some(mut place) = func.op(id).place.filter(|place| place.depth.is_some()) {
-            place.depth = Some(solution.depth);
-            func.set_place(id, Some(place));
-        }
+    for &id in &times.ahead {
+        // First, so that what the expander adds after them comes before its users too.
+        let place = func.op(id).place.unwrap_or_default();
+        let depth = place.depth.map(|_| solution.depth);
+        func.set_place(id, Some(Placement { order: order::FIRST, depth, ..place }));
     }
 }
 
