@@ -48,7 +48,11 @@ impl Problem {
             edges: Vec::new(),
             stages_ahead: if producer { 0 } else { stages_ahead.unwrap_or(0) },
             depth,
-            depth_limit: plan.as_ref().map_or(depth, |plan| plan.stage_limit(&func, arch).max(depth)),
+            // Loops that share rings keep their depth: the schedule of one would change that of the others.
+            depth_limit: match &plan {
+                Some(plan) if plan.loops.len() == 1 => plan.stage_limit(&func, arch).max(depth),
+                Some(_) | None => depth,
+            },
             ring_bytes: loads.iter().map(|c| c.buffer_bytes() as u32).sum(),
             registers: overlap::register_limit(&func, id, options),
             register_floor: overlap::register_floor(&func, region),
