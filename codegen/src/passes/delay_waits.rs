@@ -3,10 +3,10 @@
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that overwrites the
 //! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
 //! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
-//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency; not with ping-pong scheduling,
-//! where the `wgmma` of another warpgroup overlap with the arithmetic, and those of this one are done early. A deferred wait (one that the
-//! schedule places a stage after its `wgmma`) leaves the `wgmma` of this iteration in flight and completes the one of the
-//! previous iteration; another wait after the loop completes the last.
+//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency; not with ping-pong
+//! scheduling, where the `wgmma` of another warpgroup overlap with the arithmetic, and those of this one are done early.
+//! A deferred wait (one that the schedule places a stage after its `wgmma`) leaves the `wgmma` of this iteration in flight
+//! and completes the one of the previous iteration; another wait after the loop completes the last.
 //! Requires: stage *layout*; each `wgmma` is followed by its own wait in the same block.
 //! Keeps: results. Every `wgmma` is waited for in the block that issues it, unless its wait is deferred or it enters a
 //! loop that defers the waits for its accumulator.
