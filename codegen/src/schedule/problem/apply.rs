@@ -87,7 +87,9 @@ pub fn apply(func: &mut Func, problem: &Problem, solution: &Solution) {
         let behind = times.behind.contains(&id);
         // Even numbers for the main stage, odd ones for ops behind.
         number += u32::from(u32::from(behind) != number % 2);
-        let place = Placement { stage: main + u32::from(behind), order: number, ..Placement::default() };
+        // Buffers through which warps exchange tiles keep their slots.
+        let depth = func.op(id).place.and_then(|place| place.depth);
+        let place = Placement { stage: main + u32::from(behind), order: number, depth, ..Placement::default() };
         func.set_place(id, Some(place));
     }
     for &wait in &times.deferred {

@@ -306,7 +306,8 @@ impl Build<'_> {
                 let barrier = SHARED_LATENCY.ceil() as u32;
                 let written = Edge { all_groups: several, ..value(source.busy + source.latency + barrier) };
                 let read = if user.task == Task::Mma { barrier } else { barrier + user.busy + user.latency };
-                vec![written, Edge { delay: read, all_groups: several, ..overwrite }]
+                let slots = self.func.op(source.op).place.and_then(|place| place.depth).unwrap_or(1);
+                vec![written, Edge { delay: read, all_groups: several, distance: slots, ..overwrite }]
             }
             Task::Read | Task::Compute => {
                 let cost = |node: &Node| Cost { busy: f64::from(node.busy), latency: f64::from(node.latency) };
