@@ -17,6 +17,8 @@ use crate::value_parsers::seconds;
 use crate::{CliError, Kernels, Result};
 
 #[derive(Args)]
+// Its group would have the name of that of the arguments of `compile`.
+#[group(skip)]
 pub struct Arguments {
     #[command(flatten)]
     compile: compile::Arguments,
