@@ -105,14 +105,23 @@ impl LinearLayout {
     /// bytes (vector accesses). The highest offset bits do not change the bank, so no combination of them may be the
     /// difference of two lanes of one wavefront, on either side. They are taken from the complement of all lanes, then
     /// from sums of a lane of one side and a lane of the other. The remaining ones are the bank bits.
-    pub fn conversion_scratch(src: &LinearLayout, dst: &LinearLayout, element_bytes: u32) -> Self {
+    ///
+    /// With `matrices`, where rows of 8 × 8 matrices of 16-bit elements on one side ([`Self::matrix_move`]) are registers of
+    /// a thread on the other, a row is a vector, and the lanes that address the eight rows of a matrix form a wavefront.
+    pub fn conversion_scratch(src: &LinearLayout, dst: &LinearLayout, element_bytes: u32, matrices: bool) -> Self {
         let shape = src.shape();
         if dst.shape() != shape || !src.is_distributed() || !dst.is_distributed() {
             bug(format!("conversion from {src} to {dst}"));
         }
         let total = src.num_elements().ilog2() as usize;
         let element_bits = element_bytes.ilog2();
-        let mut vector = gf2::intersection(&src.columns(Dim::Register), &dst.columns(Dim::Register));
+        let matrices = matrices && element_bytes == 2;
+        let src_row = matrix_row(src, dst).filter(|_| matrices);
+        let dst_row = matrix_row(dst, src).filter(|_| matrices && src_row.is_none());
+        let mut vector = match src_row.as_ref().or(dst_row.as_ref()) {
+            Some(row) => row.to_vec(),
+            None => gf2::intersection(&src.columns(Dim::Register), &dst.columns(Dim::Register)),
+        };
         vector.truncate(4u32.saturating_sub(element_bits) as usize);
 
         // Elements of one four-byte word share its bank, so a word is filled first, with registers of one side if both
@@ -130,11 +139,12 @@ impl LinearLayout {
         // Accesses wider than four bytes are processed in groups of 16 or 8 consecutive lanes.
         let access_bits = element_bits + vector.len() as u32;
         let served = WAVEFRONT_BYTES_LOG2.saturating_sub(access_bits).min(5) as usize;
-        let lanes = |layout: &LinearLayout| {
+        let lanes = |layout: &LinearLayout, row: &Option<[u64; 3]>| {
             let columns = layout.columns(Dim::Lane);
-            columns[..served.min(columns.len())].to_vec()
+            let within_row = if row.is_some() { 2 } else { 0 };
+            columns.into_iter().skip(within_row).take(served).collect::<Vec<u64>>()
         };
-        let (src_lanes, dst_lanes) = (lanes(src), lanes(dst));
+        let (src_lanes, dst_lanes) = (lanes(src, &src_row), lanes(dst, &dst_row));
 
         let bank_bits = (WAVEFRONT_BYTES_LOG2 - access_bits) as usize;
         let needed = total.saturating_sub(vector.len() + bank_bits);
@@ -163,6 +173,17 @@ fn axis_bases(shape: &[u32], axis: usize, from: u32, to: u32) -> Vec<Basis> {
             basis
         })
         .collect()
+}
+
+/// The bits of the elements in a row of the matrices that a warp moves from or to these registers, where `other` has such a
+/// row in the first eight registers of a thread.
+fn matrix_row(layout: &LinearLayout, other: &LinearLayout) -> Option<[u64; 3]> {
+    let (registers, lanes) = (layout.columns(Dim::Register), layout.columns(Dim::Lane));
+    let row = [*registers.first()?, *lanes.first()?, *lanes.get(1)?];
+    let vector: Vec<u64> = other.columns(Dim::Register).into_iter().take(3).collect();
+    let whole = Span::of_columns(&vector);
+    let unique = [Dim::Register, Dim::Lane].iter().all(|&dim| layout.free_mask(dim) == 0);
+    (unique && row.iter().all(|&bit| whole.solve(bit).is_some())).then_some(row)
 }
 
 /// A maximal set of independent vectors whose span intersects neither that of `vector` and `src_lanes` nor that of

@@ -20,7 +20,7 @@ const GRID_SIZE: &str = "mov.u32 $0, %nctaid.";
 /// Whether the lowering may have written an assembly text: accesses of memory, synchronization, MMAs, and the
 /// instructions that only these need.
 pub fn is_compiler_asm(text: &str) -> bool {
-    const NAMES: [&str; 16] = [
+    const NAMES: [&str; 18] = [
         "ld.global",
         "st.global",
         "st.shared",
@@ -33,6 +33,8 @@ pub fn is_compiler_asm(text: &str) -> bool {
         "bar.sync",
         "bar.arrive",
         "mma.sync",
+        "ldmatrix.",
+        "stmatrix.",
         "wgmma.",
         "setmaxnreg.",
         CREATE_POLICY,
@@ -176,6 +178,10 @@ fn accumulate(dtype: DType, acc: u64, products: impl Iterator<Item = (f64, f64)>
     }
 }
 
+fn is_matrix_move(text: &str) -> bool {
+    text.starts_with("ldmatrix") || text.starts_with("stmatrix")
+}
+
 fn outputs(constraints: &[String]) -> usize {
     constraints.iter().filter(|c| c.starts_with('=')).count()
 }
@@ -200,7 +206,7 @@ impl Block<'_> {
         }
         let wait = if text.starts_with("bar.sync 0") {
             Some(Waiting::Block)
-        } else if text.starts_with("mma.sync") {
+        } else if text.starts_with("mma.sync") || is_matrix_move(text) {
             Some(Waiting::Warp)
         } else if text.contains("wgmma.mma_async") || text.starts_with("wgmma.commit") || text.starts_with(WAIT_WGMMA) {
             Some(Waiting::Warpgroup)
@@ -362,6 +368,11 @@ impl Block<'_> {
             for (&t, v) in members.iter().zip(values) {
                 self.finish(t, result, v);
             }
+        } else if is_matrix_move(text) {
+            let values = self.move_matrices(members, text, args)?;
+            for (&t, v) in members.iter().zip(values) {
+                self.finish(t, result, v);
+            }
         } else if text.starts_with("wgmma.commit") {
             let wgmma_groups = self.wgmma_groups.entry(members[0] as u32 / 128).or_default();
             let open = std::mem::take(&mut wgmma_groups.uncommitted);
@@ -380,6 +391,57 @@ impl Block<'_> {
             self.threads[t].waiting = None;
         }
         Ok(())
+    }
+
+    /// Executes `ldmatrix` or `stmatrix` of a warp; returns the words that each thread loads.
+    fn move_matrices(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {
+        if members.len() != 32 {
+            return Err(format!("`{text}` is executed by {} threads: expected 32", members.len()));
+        }
+        let count = [1, 2, 4].into_iter().find(|n| text.contains(&format!(".x{n}"))).ok_or("no number of matrices")?;
+        let transposed = text.contains(".trans");
+        // The place of element `e` of a lane's word in its matrix: row and byte.
+        let place = |lane: usize, e: usize| {
+            let (row, column) = (lane / 4, 2 * (lane % 4) + e);
+            if transposed { (column, 2 * row) } else { (row, 2 * column) }
+        };
+        let mut rows = Vec::new();
+        for &t in &members[..8 * count] {
+            let address = self.bits(t, operand(args, 0)?)?;
+            if address % 16 != 0 {
+                return Err(format!("the address {address} of a row of `{text}` is not a multiple of 16"));
+            }
+            rows.push(address);
+        }
+        let mut words = vec![vec![0u64; count]; 32];
+        if text.starts_with("ldmatrix") {
+            // Each lane reads what it receives, so that it is ordered as any other load of the lane.
+            for (lane, &t) in members.iter().enumerate() {
+                for m in 0..count {
+                    for e in 0..2 {
+                        let (row, byte) = place(lane, e);
+                        let half = self.shared.read(rows[8 * m + row] + byte as u64, 2, t as u32)?;
+                        words[lane][m] |= little_endian(&half) << (16 * e);
+                    }
+                }
+            }
+        } else {
+            for (lane, &t) in members.iter().enumerate() {
+                for m in 0..count {
+                    let word = self.bits(t, operand(args, 1 + m)?)?;
+                    for e in 0..2 {
+                        let (row, byte) = place(lane, e);
+                        let half = ((word >> (16 * e)) as u16).to_le_bytes();
+                        self.shared.write(rows[8 * m + row] + byte as u64, &half, t as u32)?;
+                    }
+                }
+            }
+        }
+        let value = |words: Vec<u64>| match words[..] {
+            [word] => Value::Bits(word),
+            _ => Value::aggregate(words.into_iter().map(Value::Bits).collect()),
+        };
+        Ok(words.into_iter().map(value).collect())
     }
 
     fn mma(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {

@@ -3,6 +3,7 @@
 mod construct;
 mod convert;
 mod laws;
+mod matrix_move;
 mod reduce;
 mod shared;
 mod text;

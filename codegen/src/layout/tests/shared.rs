@@ -86,13 +86,41 @@ fn conversion_scratch_has_no_bank_conflicts() {
     for src in &layouts {
         for dst in &layouts {
             for element_bytes in [1, 2, 4, 8] {
-                let scratch = LinearLayout::conversion_scratch(src, dst, element_bytes);
+                let scratch = LinearLayout::conversion_scratch(src, dst, element_bytes, false);
                 assert!(scratch.is_injective() && scratch.is_surjective());
                 let found = [src, dst].map(|side| worst_conflict(side, &scratch, element_bytes));
                 assert_eq!(found, [1, 1], "{src} to {dst} with {element_bytes} bytes: {scratch}");
             }
         }
     }
+}
+
+/// The maximum number of rows of one matrix that share a bank.
+fn worst_matrix_conflict(layout: &LinearLayout, memory: &LinearLayout) -> usize {
+    let plan = layout.matrix_move(memory).unwrap_or_else(|| panic!("no moves between {layout} and {memory}"));
+    let row = |number: u32| (0..3).filter(|bit| number >> bit & 1 == 1).fold(0, |sum, bit| sum ^ plan.lane[bit]);
+    // A row of 16 bytes takes four of the 32 banks.
+    let banks: Vec<u32> = (0..8).map(|number| row(number) / 8 % 8).collect();
+    (0..8).map(|bank| banks.iter().filter(|&&other| other == bank).count()).max().unwrap_or(0)
+}
+
+#[test]
+fn conversion_scratch_of_matrices_has_no_bank_conflicts() {
+    let row = LinearLayout::blocked(&[128, 64], &[1, 8], &[4, 8], &[4, 1], &[1, 0]);
+    for fragments in [LinearLayout::mma_m16n8(&[128, 64], [2, 2]), LinearLayout::wgmma_acc(&[128, 64], 64, [4, 1])] {
+        for (src, dst) in [(&row, &fragments), (&fragments, &row)] {
+            let scratch = LinearLayout::conversion_scratch(src, dst, 2, true);
+            assert!(scratch.is_injective() && scratch.is_surjective());
+            assert_eq!(worst_matrix_conflict(&fragments, &scratch), 1, "{fragments}: {scratch}");
+            assert_eq!(worst_conflict(&row, &scratch, 2), 1, "{scratch}");
+            assert_eq!(row.vector_access(&scratch, 8).elements, 8);
+        }
+    }
+    // A column of matrices is no row of a thread: as without matrices.
+    let column = LinearLayout::blocked(&[128, 64], &[1, 1], &[32, 1], &[1, 4], &[0, 1]);
+    let mma = LinearLayout::mma_m16n8(&[128, 64], [2, 2]);
+    let [with, without] = [true, false].map(|matrices| LinearLayout::conversion_scratch(&mma, &column, 2, matrices));
+    assert_eq!(with, without);
 }
 
 #[test]
@@ -102,7 +130,7 @@ fn row_major_scratch_would_conflict() {
     let column = LinearLayout::blocked(&[32, 32], &[1, 1], &[32, 1], &[1, 1], &[0, 1]);
     let memory = LinearLayout::shared_row_major(&[32, 32], &[1, 0]);
     assert_eq!(worst_conflict(&column, &memory, 4), 8);
-    let scratch = LinearLayout::conversion_scratch(&column, &column.transpose(&[1, 0]).layout, 4);
+    let scratch = LinearLayout::conversion_scratch(&column, &column.transpose(&[1, 0]).layout, 4, false);
     assert_eq!(worst_conflict(&column, &scratch, 4), 1);
 }
 
@@ -138,7 +166,7 @@ proptest! {
 
     #[test]
     fn vector_accesses_are_contiguous_in_memory((layout, other) in any_pair(), most in 0u32..5) {
-        let scratch = LinearLayout::conversion_scratch(&layout, &other, 4);
+        let scratch = LinearLayout::conversion_scratch(&layout, &other, 4, false);
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         for memory in [scratch, LinearLayout::shared_row_major(layout.shape(), &order)] {
             let access = layout.vector_access(&memory, 1 << most);

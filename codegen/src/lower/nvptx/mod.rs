@@ -17,6 +17,7 @@ mod dot;
 mod elementwise;
 mod emit;
 mod math;
+mod matrix_move;
 mod memory;
 mod plan;
 mod reduce;

@@ -7,6 +7,7 @@ use super::{Lowering, Result, llvm_type};
 use crate::analysis::access_layout::{async_copy_layout, async_copy_width};
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
+use crate::target::GpuArch;
 use std::collections::HashMap;
 
 /// Maximum size of one access by one thread, in bytes.
@@ -23,6 +24,14 @@ pub(super) struct SharedAccess {
     pointers: HashMap<u32, Val>,
 }
 
+impl SharedAccess {
+    /// Addresses of single places.
+    pub(super) fn of_rows(offsets: super::threads::Coordinate, base: Val, elem: DType) -> SharedAccess {
+        let vector = VectorAccess { elements: 1, groups: Vec::new() };
+        SharedAccess { offsets, vector, base, elem, pointers: HashMap::new() }
+    }
+}
+
 impl Lowering<'_> {
     pub(super) fn shared_access(
         &mut self,
@@ -37,7 +46,7 @@ impl Lowering<'_> {
     }
 
     /// The pointer to the element in a register.
-    fn shared_pointer(&mut self, access: &mut SharedAccess, register: usize) -> Val {
+    pub(super) fn shared_pointer(&mut self, access: &mut SharedAccess, register: usize) -> Val {
         let constant = access.offsets.register[register];
         let (overlap, rest) = (constant & access.offsets.mask, constant & !access.offsets.mask);
         let bytes = access.elem.bytes() as u32;
@@ -139,8 +148,21 @@ impl Lowering<'_> {
         let memory = memory.clone();
         let regs = self.regs(tile);
         let layout = layout.clone();
-        let mut access = self.shared_access(&layout, &memory, base, elem);
-        self.store_by_owners(&layout, &mut access, &regs);
+        self.store_tile(&layout, &memory, base, elem, &regs);
+    }
+
+    fn store_tile(&mut self, layout: &LinearLayout, memory: &LinearLayout, base: Val, elem: DType, regs: &[Val]) {
+        if !self.store_matrices(layout, memory, &base, elem, regs) {
+            let mut access = self.shared_access(layout, memory, base, elem);
+            self.store_by_owners(layout, &mut access, regs);
+        }
+    }
+
+    fn load_tile(&mut self, layout: &LinearLayout, memory: &LinearLayout, base: Val, elem: DType) -> Vec<Val> {
+        self.load_matrices(layout, memory, &base, elem).unwrap_or_else(|| {
+            let mut access = self.shared_access(layout, memory, base, elem);
+            self.load_shared(&mut access, layout.num_registers())
+        })
     }
 
     /// Stores a tile. One of the threads with copies of an element stores it.
@@ -153,9 +175,8 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let layout = self.tile_layout(data.results[0]);
         let (memory, elem, base) = self.buffer(data.operands[0]);
-        let memory = memory.clone();
-        let mut access = self.shared_access(layout, &memory, base, elem);
-        let regs = self.load_shared(&mut access, layout.num_registers());
+        let (memory, layout) = (memory.clone(), layout.clone());
+        let regs = self.load_tile(&layout, &memory, base, elem);
         self.set(data.results[0], regs);
     }
 
@@ -251,7 +272,8 @@ impl Lowering<'_> {
             Conversion::Registers(map) => map.iter().map(|&r| regs[r].clone()).collect(),
             Conversion::Lanes(plan) => self.convert_lanes(&plan, &regs, elem),
             Conversion::Shared => {
-                let memory = LinearLayout::conversion_scratch(from, to, (elem.bits() / 8) as u32);
+                let (bytes, matrices) = ((elem.bits() / 8) as u32, self.arch >= GpuArch::Sm90a);
+                let memory = LinearLayout::conversion_scratch(from, to, bytes, matrices);
                 let base = self.plan.scratch(id).to_string();
                 self.through_shared(from, to, &memory, &base, &regs, elem)
             }
@@ -278,11 +300,9 @@ impl Lowering<'_> {
                 regs.iter().map(|r| self.e.inst(format!("ptrtoint ptr addrspace(1) {r} to i64"))).collect(),
             ),
         };
-        let mut write = self.shared_access(from, memory, base.into(), dtype);
-        self.store_by_owners(from, &mut write, &regs);
+        self.store_tile(from, memory, base.into(), dtype, &regs);
         self.barrier();
-        let mut read = self.shared_access(to, memory, base.into(), dtype);
-        let out = self.load_shared(&mut read, to.num_registers());
+        let out = self.load_tile(to, memory, base.into(), dtype);
         match elem {
             Elem::Num(_) => out,
             Elem::Ptr(_) => out.iter().map(|r| self.e.inst(format!("inttoptr i64 {r} to ptr addrspace(1)"))).collect(),
