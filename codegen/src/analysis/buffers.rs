@@ -1,5 +1,6 @@
 //! The allocation that a shared-memory value belongs to, and how loops use its slots.
 
+use crate::ir::nested::uses;
 use crate::ir::{BinaryOp, Def, Func, Literal, Op, OpId, Type, Value};
 
 /// The `local_alloc` of the shared buffer that a value is, or is a part of; `None` for other values.
@@ -10,6 +11,24 @@ pub fn buffer_of(func: &Func, v: Value) -> Option<OpId> {
         Op::LocalSlot | Op::LocalTrans { .. } => buffer_of(func, func.op(id).operands[0]),
         _ => None,
     }
+}
+
+/// The ops among `ops`, in the order of the text, that use a buffer or a value derived from it, themselves or in their
+/// regions. A `wgmma` in flight uses its operands until a wait completes it.
+pub fn users(func: &Func, ops: &[OpId], buffer: Value) -> Vec<OpId> {
+    let mut derived = vec![buffer];
+    let mut found = Vec::new();
+    for &id in ops {
+        let data = func.op(id);
+        let is_derived = |v: &Value| derived.contains(v);
+        if data.operands.iter().any(is_derived) || !data.regions.is_empty() && uses(func, id).iter().any(is_derived) {
+            found.push(id);
+            if let Op::LocalSlot | Op::LocalTrans { .. } | Op::Wgmma { .. } = data.op {
+                derived.extend(&data.results);
+            }
+        }
+    }
+    found
 }
 
 /// The loop whose iterations use the two slots of a ring in turn: all uses are in its body, at an index that it carries

@@ -4,7 +4,7 @@
 
 use super::partitions::{Plan, buffer_bytes};
 use super::stages;
-use crate::ir::nested::uses;
+use crate::analysis::buffers::users;
 use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement};
 use crate::target::GpuArch;
 
@@ -29,28 +29,17 @@ pub fn place(func: &mut Func, id: OpId, plan: &Plan, arch: GpuArch) {
 /// The buffers that the main stage of a loop writes and reads.
 fn exchange_buffers(func: &Func, region: BlockId) -> Vec<OpId> {
     let Some(main) = stages::main_stage(func, region) else { return Vec::new() };
+    let ops = &func.block(region).ops;
     let consumer = Partition::Consumer;
     let runs_in_main = |op: OpId| func.op(op).place.is_some_and(|at| (at.stage, at.partition) == (main, consumer));
     let exchanges = |&id: &OpId| {
         let data = func.op(id);
         let [tile] = data.operands[..] else { return false };
         let computed = func.def_op(tile).is_some_and(|def| func.is_in(def, region));
-        data.op == Op::LocalAlloc && computed && runs_in_main(id) && readers(func, region, id).all(runs_in_main)
+        data.op == Op::LocalAlloc
+            && computed
+            && runs_in_main(id)
+            && users(func, ops, func.result(id)).into_iter().all(runs_in_main)
     };
-    func.block(region).ops.iter().copied().filter(exchanges).collect()
-}
-
-/// The ops of a loop body that use a buffer, or a part of it.
-fn readers(func: &Func, region: BlockId, alloc: OpId) -> impl Iterator<Item = OpId> {
-    let mut derived = vec![func.result(alloc)];
-    let mut found = Vec::new();
-    for &op in &func.block(region).ops {
-        if uses(func, op).iter().any(|v| derived.contains(v)) {
-            found.push(op);
-            if matches!(func.op(op).op, Op::LocalTrans { .. } | Op::Wgmma { .. }) {
-                derived.extend(&func.op(op).results);
-            }
-        }
-    }
-    found.into_iter()
+    ops.iter().copied().filter(exchanges).collect()
 }

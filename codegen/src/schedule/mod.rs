@@ -26,8 +26,8 @@ use crate::target::{CompileOptions, GpuArch};
 use problem::LoopSchedules;
 pub use slice::Slice;
 
-/// Chooses a schedule for each loop, or takes that of the options ([`CompileOptions::loops`]). Returns notes: what the options or hints ask for and the schedule does not do, and
-/// why.
+/// Chooses a schedule for each loop, or takes that of the options ([`CompileOptions::loops`]). Returns notes: what the
+/// options or hints ask for and the schedule does not do, and why.
 pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<String> {
     let mut notes = Vec::new();
     let plan = match partitions::Plan::choose(func, arch, options) {

@@ -223,17 +223,17 @@ impl Plan {
     /// Bytes of shared memory: of buffers outside of rings plus the scratch memory of ops such as layout conversions,
     /// and of one buffer of each ring. Rings live until the kernel ends.
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
-        let others: u32 = self.other_buffers(func).map(|id| buffer_bytes(func.ty(func.result(id)))).sum();
+        let others: u32 = self.other_buffers(func).into_iter().map(|id| buffer_bytes(func.ty(func.result(id)))).sum();
         let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| buffer_bytes(&r.buffer)).sum();
         // Plus 1 KB for mbarriers and for the padding between small buffers.
         (others + self.scratch_bytes(func) + 1024, rings)
     }
 
     /// The buffers outside of rings.
-    fn other_buffers(&self, func: &Func) -> impl Iterator<Item = OpId> {
+    fn other_buffers(&self, func: &Func) -> Vec<OpId> {
         let rings: HashSet<OpId> = self.loops.values().flat_map(|(_, list)| list).filter_map(|c| c.alloc).collect();
         let is_other = |&id: &OpId| func.op(id).op == Op::LocalAlloc && !rings.contains(&id);
-        func.walk().into_iter().filter(is_other).collect::<Vec<_>>().into_iter()
+        func.walk().into_iter().filter(is_other).collect()
     }
 
     /// Scratch memory of the op that needs most.
@@ -248,7 +248,7 @@ impl Plan {
     pub fn has_space(&self, func: &Func, id: OpId, arch: GpuArch, more: u32) -> bool {
         let loops: Vec<OpId> = self.loops.keys().copied().filter(|&other| other != id).collect();
         let in_another = |alloc: OpId| loops.iter().any(|&other| func.is_in(alloc, func.op(other).regions[0]));
-        let alive = self.other_buffers(func).filter(|&alloc| !in_another(alloc));
+        let alive = self.other_buffers(func).into_iter().filter(|&alloc| !in_another(alloc));
         let buffers: u32 = alive.map(|alloc| buffer_bytes(func.ty(func.result(alloc)))).sum();
         let (_, rings) = self.shared_bytes(func);
         let bytes = buffers + self.scratch_bytes(func) + 1024 + self.stages * rings + more;

@@ -3,9 +3,11 @@
 use super::candidates::{Candidate, find_candidates, tma_can_load};
 use super::overlap::{Overlap, Prefetch};
 use crate::analysis::axis::AxisAnalysis;
+use crate::analysis::buffers::users;
 use crate::analysis::scratch;
 use crate::ir::{Func, Op, OpId, Partition, Type};
 use crate::target::{CompileOptions, GpuArch};
+use std::collections::HashMap;
 
 /// The loads to prefetch; none if fewer than two stages are asked for or fit.
 pub fn choose(
@@ -96,8 +98,8 @@ pub fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> bool {
 /// The buffers that are live during the loop: all but those allocated after it and those last used before it.
 fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
     let order = func.walk();
-    let first = order.iter().position(|&op| op == id);
-    let first = first.expect("internal compiler error: a loop is not in its block");
+    let number: HashMap<OpId, usize> = order.iter().enumerate().map(|(at, &op)| (op, at)).collect();
+    let first = number[&id];
     let last = first + func.walk_from(func.op(id).regions[0]).len();
     let loops: Vec<(usize, usize)> = order
         .iter()
@@ -106,16 +108,8 @@ fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
         .map(|(at, &op)| (at, at + func.op(op).regions.iter().map(|&r| func.walk_from(r).len()).sum::<usize>()))
         .collect();
     let needed = |&(allocated_at, alloc): &(usize, OpId)| {
-        let mut derived = vec![func.result(alloc)];
-        let mut end = allocated_at;
-        for (at, &op) in order.iter().enumerate().skip(allocated_at) {
-            if func.op(op).operands.iter().any(|o| derived.contains(o)) {
-                if matches!(func.op(op).op, Op::LocalSlot | Op::LocalTrans { .. } | Op::Wgmma { .. }) {
-                    derived.extend(&func.op(op).results);
-                }
-                end = at;
-            }
-        }
+        let last_user = users(func, &order[allocated_at..], func.result(alloc)).last().copied();
+        let end = last_user.map_or(allocated_at, |user| number[&user]);
         // Allocated before a loop and used in it: live until the end of the loop.
         let end = loops
             .iter()

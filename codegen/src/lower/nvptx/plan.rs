@@ -19,7 +19,7 @@
 
 use super::bulk_reduce::BulkReduce;
 use super::thread_dependencies::ThreadDependencies;
-use crate::analysis::buffers::{alternation, buffer_of};
+use crate::analysis::buffers::{alternation, buffer_of, users};
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -533,24 +533,6 @@ fn stored_rings(func: &Func) -> HashMap<OpId, Option<OpId>> {
     let buffers = func.walk().into_iter().filter(store).filter_map(|id| buffer_of(func, func.op(id).operands[0]));
     let rings = buffers.filter(|&buffer| func.op(buffer).operands.is_empty());
     rings.map(|ring| (ring, alternation(func, ring))).collect()
-}
-
-/// The ops that use a buffer or a value derived from it. A `wgmma` in flight uses its operands until a wait completes
-/// it.
-fn users(func: &Func, order: &[OpId], v: Value) -> Vec<OpId> {
-    let mut derived = vec![v];
-    let mut found = Vec::new();
-    for &id in order {
-        let data = func.op(id);
-        if data.operands.iter().any(|o| derived.contains(o)) {
-            found.push(id);
-            match data.op {
-                Op::LocalSlot | Op::LocalTrans { .. } | Op::Wgmma { .. } => derived.extend(&data.results),
-                _ => {}
-            }
-        }
-    }
-    found
 }
 
 /// The numbers of the first and the last op inside of each loop.
