@@ -187,9 +187,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
         dce::run(f);
     });
     let f32_in_flight = options.schedule.overlap != Some(false);
-    p.pass("delay_waits", Stage::Async, |f| {
-        delay_waits::run_with(f, f32_in_flight, options.schedule.pingpong == Some(true))
-    });
+    p.pass("delay_waits", Stage::Async, |f| delay_waits::run_with(f, f32_in_flight));
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_release", Stage::Async, early_release::run);
     p.pass("pingpong", Stage::Async, |f| pingpong::run(f, options));
@@ -365,6 +363,7 @@ pub fn lower_gpu(
         args: module.args,
         threads: module.threads,
         shared_bytes: module.shared_bytes,
+        programs_per_block: module.programs_per_block,
         arena_bytes: 0,
         tensor_maps: module.tensor_maps,
         source: func.loc.to_string(),
@@ -408,6 +407,7 @@ pub fn compile_host(
         args: module.args,
         threads: 1,
         shared_bytes: 0,
+        programs_per_block: 1,
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: func.loc.to_string(),

@@ -101,6 +101,14 @@ pub enum Error {
     #[error("kernel {kernel}: the grid's {axis} extent is {found}, the limit is {limit}")]
     GridLimit { kernel: String, axis: char, found: u32, limit: u32 },
 
+    #[error(
+        "kernel {kernel}: the grid's x extent is {found}, and {replicas} consecutive programs share a block (`replicas` \
+         of its loops)\n  \
+         help: round the grid up to a multiple of {replicas}, as `cdiv(n, tile * {replicas}) * {replicas}`, and mask what \
+         the programs beyond the end access"
+    )]
+    GridReplicas { kernel: String, found: u32, replicas: u32 },
+
     #[error("kernel {kernel}: no tensor map can describe `{tensor}`: {reason}")]
     TensorMap { kernel: String, tensor: String, reason: String },
 

@@ -52,6 +52,9 @@ pub enum Form {
     Tma { num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with warp specialization; also the IR of the last stage in the interpreter.
     WarpSpecialized { num_warps: u32, num_stages: u32 },
+    /// As `WarpSpecialized`, with a warpgroup for each of several programs that share loads, with and without ping-pong
+    /// scheduling.
+    Replicated { pingpong: bool },
     /// As `WarpSpecialized`, with the schedules that the solver finds.
     Solved { num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with wgmma for f32; loads by all threads, by TMA, or by producer warps; and MMA
@@ -184,14 +187,19 @@ pub fn interpret(
             };
             simulate(&func, GpuArch::Sm90a, &options, grid, args)
         }
-        Form::Tma { num_warps, num_stages }
-        | Form::WarpSpecialized { num_warps, num_stages }
-        | Form::Solved { num_warps, num_stages } => {
+        Form::Tma { .. } | Form::WarpSpecialized { .. } | Form::Solved { .. } | Form::Replicated { .. } => {
+            let (num_warps, num_stages, pingpong) = match form {
+                Form::Tma { num_warps, num_stages }
+                | Form::WarpSpecialized { num_warps, num_stages }
+                | Form::Solved { num_warps, num_stages } => (num_warps, num_stages, None),
+                Form::Replicated { pingpong } => (4, 2, Some(pingpong)),
+                _ => unreachable!("the forms above"),
+            };
             let (tma, warp_specialize) = (Some(true), Some(!matches!(form, Form::Tma { .. })));
             let mut options = CompileOptions {
                 num_warps,
                 num_stages,
-                schedule: Schedule { tma, warp_specialize, ..Schedule::default() },
+                schedule: Schedule { tma, warp_specialize, pingpong, ..Schedule::default() },
                 ..CompileOptions::default()
             };
             if let Form::Solved { .. } = form {
@@ -201,6 +209,8 @@ pub fn interpret(
             }
             let before: Vec<Option<Vec<u8>>> = args.iter().map(Arg::written).collect();
             let gpu_func = pipeline::gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
+            let text = tilewright_codegen::text::print(&gpu_func);
+            assert!(!matches!(form, Form::Replicated { .. }) || text.contains("replicas = "), "no replicas: {text}");
             let interpreted = run(&gpu_func, grid, args);
             for (arg, bytes) in args.iter_mut().zip(before) {
                 if let (Arg::Out(tensor), Some(bytes)) = (arg, bytes) {
@@ -263,9 +273,10 @@ fn simulate(
             Arg::Float(x) => u64::from((*x as f32).to_bits()),
         })
         .collect();
+    let [programs, y, z] = grid;
     let launch = Launch {
         llvm_ir: &module.llvm_ir,
-        grid,
+        grid: [programs / module.programs_per_block, y, z],
         threads: module.threads,
         shared_bytes: module.shared_bytes,
         args: &bits,

@@ -111,7 +111,7 @@ impl Case {
         }
         let launch = Launch {
             llvm_ir,
-            grid: self.grid,
+            grid: [self.grid[0] / self.module.programs_per_block, self.grid[1], self.grid[2]],
             threads: self.module.threads,
             shared_bytes: self.module.shared_bytes,
             args: &bits,
@@ -187,7 +187,12 @@ fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Ar
 }
 
 fn forward(name: &'static str, arch: GpuArch, q_tile: usize, options: &CompileOptions) -> Case {
-    forward_of(name, arch, q_tile, &[], options)
+    forward_of(name, arch, q_tile, 1, &[], options)
+}
+
+/// Two programs that share loads, each with its own Q.
+fn forward_replicated(name: &'static str, options: &CompileOptions) -> Case {
+    forward_of(name, GpuArch::Sm90a, 64, 2, &[], options)
 }
 
 /// Packed sequences: two loops over masked tiles, and one over full ones, whose trip counts come from memory.
@@ -197,11 +202,18 @@ fn forward_packed(name: &'static str, options: &CompileOptions) -> Case {
     let end = (0..queries).map(|row| if row < 30 { 250 } else { 260 + row / 2 });
     // The kernel does not read the ranges of rows.
     let ranges: Vec<usize> = first.chain(end).chain(std::iter::repeat_n(0, 2 * keys)).collect();
-    forward_of(name, GpuArch::Sm90a, queries, &ranges, options)
+    forward_of(name, GpuArch::Sm90a, queries, 1, &ranges, options)
 }
 
-fn forward_of(name: &'static str, arch: GpuArch, q_tile: usize, ranges: &[usize], options: &CompileOptions) -> Case {
-    let (queries, keys) = (q_tile, 304);
+fn forward_of(
+    name: &'static str,
+    arch: GpuArch,
+    q_tile: usize,
+    replicas: usize,
+    ranges: &[usize],
+    options: &CompileOptions,
+) -> Case {
+    let (queries, keys) = (q_tile * replicas, 304);
     let random = &mut Random::new(3);
     let tensors = vec![
         Arg::In(attention_tensor(queries, random)),
@@ -214,8 +226,9 @@ fn forward_of(name: &'static str, arch: GpuArch, q_tile: usize, ranges: &[usize]
     ];
     let args = attention_arguments(tensors, queries, keys);
     let mask = MaskMod(if ranges.is_empty() { &DENSE } else { &DOCUMENTS });
-    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize, mask = mask };
-    Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
+    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize, replicas = replicas, mask = mask };
+    let grid = [replicas as u32, 1, 1];
+    Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, grid, args, arch, options)
 }
 
 /// The inputs of the kernels of the backward pass.
@@ -296,6 +309,7 @@ fn cases() -> Vec<Case> {
         forward("forward specialized", sm90, 64, &options(4, 2, specialized(false))),
         forward_packed("packed forward specialized", &options(4, 2, specialized(false))),
         forward("forward ping-pong", sm90, 128, &options(8, 1, specialized(true))),
+        forward_replicated("forward specialized replicas", &options(4, 1, specialized(false))),
         dkdv("dK/dV cp.async", sm90, false, &options(4, 2, with_cp_async())),
         dkdv("dK/dV specialized", sm90, false, &options(4, 2, specialized(false))),
         dkdv("dK/dV one pass", sm90, true, &options(4, 2, with_cp_async())),

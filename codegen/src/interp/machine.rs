@@ -399,7 +399,11 @@ impl<'a> Machine<'a> {
                 Ok(operands)
             }
 
-            Op::ProgramId { axis } => one(Tile::scalar(DType::I32, self.program[*axis as usize] as u64)),
+            Op::ProgramId { axis } => {
+                let own = self.program[*axis as usize];
+                let replicas = replicas_of_producer(self.func, id).filter(|_| *axis == 0).unwrap_or(1);
+                one(Tile::scalar(DType::I32, (own - own % replicas) as u64))
+            }
             Op::NumPrograms { axis } => one(Tile::scalar(DType::I32, self.grid[*axis as usize] as u64)),
             Op::Constant { value } => {
                 let scalar = Tile::scalar(self.dtype(id), literal_bits(*value, self.dtype(id)));
@@ -619,4 +623,16 @@ fn zero_beyond(tile: Rc<Tile>, dim: usize, end: Option<u32>) -> Rc<Tile> {
         }
     }
     Rc::new(cleared)
+}
+
+/// The programs for which a producer loads, for an op in its partition: each program interprets that of its block.
+fn replicas_of_producer(func: &Func, id: OpId) -> Option<u32> {
+    let mut block = func.parent_block(id);
+    while let Some(owner) = func.owner(block) {
+        if let Op::WarpSpecialize { replicas, .. } = func.op(owner).op {
+            return replicas.filter(|_| func.op(owner).regions[1] == block);
+        }
+        block = func.parent_block(owner);
+    }
+    None
 }

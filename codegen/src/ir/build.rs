@@ -370,7 +370,14 @@ impl<'f> Builder<'f> {
         inner.op(Op::Yield, &next, &[]);
         let mut operands = vec![lower, upper, step];
         operands.extend(init);
-        let op = Op::For { num_stages: None, unroll: None, warp_specialize: None, overlap: None, split: None };
+        let op = Op::For {
+            num_stages: None,
+            unroll: None,
+            warp_specialize: None,
+            overlap: None,
+            split: None,
+            replicas: None,
+        };
         let id = self.op_with_regions(op, &operands, &types, &[region]);
         self.func.op(id).results.clone()
     }

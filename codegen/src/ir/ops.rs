@@ -427,7 +427,7 @@ op_table! {
 
     /// Counted loop. Operands: lower bound, upper bound, step (one integer type, step > 0), initial values. Region:
     /// index and carried values → carried values. Results: the carried values after the last iteration.
-    For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool>, overlap: Option<bool>, split: Option<bool> } = "for" (3..any) -> any, Regions, Tile;
+    For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool>, overlap: Option<bool>, split: Option<bool>, replicas: Option<u32> } = "for" (3..any) -> any, Regions, Tile;
     /// Two regions without parameters, which yield the results. Operand: scalar bool.
     If = "if" (1..1) -> any, Regions, Tile;
     /// Regions *before* (carried → `condition`) and *after* (values forwarded by `condition` → carried). Operands:
@@ -491,8 +491,7 @@ op_table! {
     /// instruction), b (in shared memory), accumulator. The result must not be used before a `wgmma_wait` that lists
     /// it. `warps` counts the warps along M and N. `k_end` and `n_end` as in `mma_sync`.
     Wgmma { warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Layout;
-    /// Waits until at most `pending` asynchronous MMAs are in flight. Operands are passed through: MMA results first,
-    /// then values to compute before the wait, while the MMAs run.
+    /// Waits until at most `pending` asynchronous MMAs are in flight. Operands, results of MMAs, are passed through.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Layout;
     /// Orders generic-proxy writes to shared memory before reads by `wgmma` and TMA (the async proxy).
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
@@ -535,8 +534,10 @@ op_table! {
     /// Ping-pong scheduling: lets the next consumer warpgroup proceed; the last one is followed by the first.
     PingpongArrive = "pingpong_arrive" (0..0) -> 0, Control, Async;
     /// Warp specialization: partitions of the block that run concurrently. `warps` warps run the first region (the
-    /// consumers). The block has four more warps, of which `producers` run the second. `registers` gives the registers
-    /// per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler inserts
-    /// synchronize its own threads only.
-    WarpSpecialize { warps: u32, producers: u32, registers: Vec<u32> } = "warp_specialize" (0..0) -> 0, Regions, Async;
+    /// consumers), or `warps` warps for each of `replicas` programs, which are consecutive on axis 0 and share the
+    /// second region. The block has four more warps, of which `producers` run the second region. `registers` gives the
+    /// registers per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler
+    /// inserts synchronize its own threads only, those of one program. In the second region, `program_id` is that of the
+    /// first program.
+    WarpSpecialize { warps: u32, producers: u32, registers: Vec<u32>, replicas: Option<u32> } = "warp_specialize" (0..0) -> 0, Regions, Async;
 }

@@ -25,6 +25,7 @@ pub struct Range<T: Int> {
     warp_specialize: Option<bool>,
     overlap: Option<bool>,
     split: Option<bool>,
+    replicas: Option<u32>,
 }
 
 /// A loop bound: an i32 or i64 scalar (also as a rank-0 tile), or a Rust integer, which becomes an i32 scalar (`i64`:
@@ -126,6 +127,9 @@ type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide a
 /// - `warp_specialize`: whether dedicated producer warps do the loads.
 /// - `overlap`: whether the dots of one iteration overlap the arithmetic of the next.
 /// - `split`: whether a loop with dots is split where the outcome of a mask becomes known.
+/// - `replicas`: with warp specialization, this many consecutive programs of axis 0 share a block, and a producer loads
+///   for all of them. The loads of the loop, and its bounds, depend on `program_id(0)` only by `program_id(0) /
+///   replicas`, and the extent of axis 0 of the grid is a multiple of it. Each program has a warpgroup (`num_warps = 4`).
 ///
 /// The compiler chooses each hint that is not given.
 #[track_caller]
@@ -138,6 +142,7 @@ pub fn range<A, B, C>(
     warp_specialize: impl Hint<bool>,
     overlap: impl Hint<bool>,
     split: impl Hint<bool>,
+    replicas: impl Hint<u32>,
 ) -> Range<Wide3<A, B, C>>
 where
     A: Bound,
@@ -156,6 +161,14 @@ where
                 .help("count up, and compute the descending index as `end - 1 - i`"),
         );
     }
+    let replicas = replicas.hint();
+    if replicas == Some(0) {
+        fail(
+            error_here("`replicas` of `range` is 0")
+                .label("at least 1")
+                .help("1 gives each program a block of its own"),
+        );
+    }
     Range {
         start: start.bound(),
         end: end.bound(),
@@ -165,6 +178,7 @@ where
         warp_specialize: warp_specialize.hint(),
         overlap: overlap.hint(),
         split: split.hint(),
+        replicas: replicas.filter(|&count| count > 1),
     }
 }
 
@@ -259,8 +273,8 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     let (end, step) = (range.end.value(), range.step.value());
     let mut operands = vec![range.start.value(), clamped_end(end, step), step];
     operands.extend(&init);
-    let Range { num_stages, unroll, warp_specialize, overlap, split, .. } = range;
-    let op = Op::For { num_stages, unroll, warp_specialize, overlap, split };
+    let Range { num_stages, unroll, warp_specialize, overlap, split, replicas, .. } = range;
+    let op = Op::For { num_stages, unroll, warp_specialize, overlap, split, replicas };
     let values = emit(|b| {
         let id = b.op_with_regions(op, &operands, &carried, &[block]);
         b.func.op(id).results.clone()

@@ -550,6 +550,14 @@ impl KernelDef {
         Ok(())
     }
 
+    /// The default of a constexpr parameter, if it has one.
+    pub fn default_of(&self, name: &str) -> Option<ConstValue> {
+        self.params.iter().find(|p| p.name == name).and_then(|p| match p.kind {
+            ParamKind::Constexpr { default, .. } => default.map(ConstValue::from),
+            _ => None,
+        })
+    }
+
     /// Values of all constexpr parameters, in order: the given ones, also by former names, and defaults for the others.
     ///
     /// # Errors

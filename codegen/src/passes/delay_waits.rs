@@ -2,11 +2,11 @@
 //!
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that overwrites the
 //! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
-//! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
-//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency; not with ping-pong
-//! scheduling, where the `wgmma` of another warpgroup overlap with the arithmetic, and those of this one are done early.
-//! A deferred wait (one that the schedule places a stage after its `wgmma`) leaves the `wgmma` of this iteration in flight
-//! and completes the one of the previous iteration; another wait after the loop completes the last.
+//! issued later in flight (`pending`). Merges adjacent waits. ptxas may move a wait up past arithmetic that does not
+//! depend on it; holding the arithmetic above the wait was slower
+//! (`harness/records/2026-11-26-h200-attention-schedules.jsonl`). A deferred wait (one that the schedule places a stage
+//! after its `wgmma`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
+//! another wait after the loop completes the last.
 //! Requires: stage *layout*; each `wgmma` is followed by its own wait in the same block.
 //! Keeps: results. Every `wgmma` is waited for in the block that issues it, unless its wait is deferred or it enters a
 //! loop that defers the waits for its accumulator.
@@ -20,12 +20,12 @@ use std::collections::HashSet;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
-    run_with(func, true, false);
+    run_with(func, true);
 }
 
 /// Like [`run`]; without `f32_in_flight`, waits for f32 `wgmma` stay in place. FP32 adds outside of the tensor cores
 /// accumulate these, so each one in flight takes the registers of one more accumulator.
-pub fn run_with(func: &mut Func, f32_in_flight: bool, pingpong: bool) {
+pub fn run_with(func: &mut Func, f32_in_flight: bool) {
     for id in func.walk() {
         if let Op::For { .. } = func.op(id).op {
             wait_after_loop(func, id);
@@ -33,7 +33,7 @@ pub fn run_with(func: &mut Func, f32_in_flight: bool, pingpong: bool) {
     }
     let entering: HashSet<OpId> = func.walk().into_iter().filter(|&id| enters_loop_in_flight(func, id)).collect();
     for b in 0..func.num_blocks() as u32 {
-        block(func, BlockId(b), f32_in_flight, pingpong, &entering);
+        block(func, BlockId(b), f32_in_flight, &entering);
     }
     for b in 0..func.num_blocks() as u32 {
         stages::clear(func, BlockId(b));
@@ -63,7 +63,7 @@ fn wait_after_loop(func: &mut Func, id: OpId) {
 }
 
 /// Moves the waits of a block. `entering` are waits whose `wgmma` stay in flight into a loop.
-fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, pingpong: bool, entering: &HashSet<OpId>) {
+fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSet<OpId>) {
     let releases = detach_releases(func, block);
     let is_wait = |&id: &OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
     let waits: Vec<OpId> = func.block(block).ops.iter().copied().filter(is_wait).collect();
@@ -104,12 +104,6 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, pingpong: bool, e
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     for wait in waits {
         sink_loads(func, block, wait);
-        let computed = if pingpong { Vec::new() } else { computed_since_last_mma(func, block, wait) };
-        for v in computed {
-            let ty = func.ty(v).clone();
-            func.add_operands(wait, &[v]);
-            func.add_result(wait, ty);
-        }
     }
 }
 
@@ -158,23 +152,6 @@ fn sink_loads(func: &mut Func, block: BlockId, wait: OpId) {
     sunk.reverse();
     sunk.iter().for_each(|&id| func.detach(id));
     func.insert(block, func.position(wait) + 1, &sunk);
-}
-
-/// The f32 tiles computed between the last `wgmma` or wait and this wait that no other op there uses: all arithmetic
-/// there feeds them.
-fn computed_since_last_mma(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
-    let ops = &func.block(block).ops;
-    let until = func.position(wait);
-    let asynchronous = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. });
-    let from = ops[..until].iter().rposition(asynchronous).map_or(until, |at| at + 1);
-    let used: Vec<Value> = ops[from..until].iter().flat_map(|&op| uses(func, op)).collect();
-    let arithmetic = |&&id: &&OpId| {
-        matches!(func.op(id).op, Op::Unary(_) | Op::Binary(_) | Op::Fma | Op::Select | Op::Reduce { .. })
-    };
-    let results = ops[from..until].iter().filter(arithmetic).flat_map(|&op| func.op(op).results.iter().copied());
-    results
-        .filter(|&v| !used.contains(&v) && func.ty(v).is_tensor() && func.ty(v).dtype() == Some(DType::F32))
-        .collect()
 }
 
 /// The `wgmma` that a wait completes.

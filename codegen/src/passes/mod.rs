@@ -89,7 +89,7 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "delay_waits_except_f32",
         summary: "delay_waits, without keeping f32 wgmma in flight",
-        run: |f| delay_waits::run_with(f, false, false),
+        run: |f| delay_waits::run_with(f, false),
     },
     Pass {
         name: "direct_local_loads",

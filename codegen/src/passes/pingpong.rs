@@ -5,9 +5,10 @@
 //! before the first `wgmma` of an iteration, and an arrival at the next warpgroup's barrier once the `wgmma` before the
 //! first `wgmma_wait` have been issued.
 //! Requires: stage *async*, with `wgmma_wait` in final position (`delay_waits`).
-//! Keeps: results. All warpgroups run the same iterations.
+//! Keeps: results. All warpgroups run the same iterations: those of one program, and those of several programs in the
+//! loops of the loads that they share.
 //! Does not: change loops without `wgmma` in their own body, loops in which all warpgroups would synchronize between
-//! the two barriers (to fill a buffer together, or to exchange values), or partitions of more than four warpgroups.
+//! the two barriers (to fill a buffer together, or to exchange values), or partitions of more than seven warpgroups.
 //! Source: FlashAttention-3 (Shah et al., 2024), section 3.1.
 
 use crate::analysis::buffers::buffer_of;
@@ -21,23 +22,29 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
         return;
     }
     let consumers = func.walk().into_iter().find_map(|id| match func.op(id).op {
-        Op::WarpSpecialize { warps, .. } if (8..=16).contains(&warps) => Some(func.op(id).regions[0]),
+        Op::WarpSpecialize { warps, replicas, .. } if (8..=28).contains(&(warps * replicas.unwrap_or(1))) => {
+            Some((func.op(id).regions[0], replicas.is_some()))
+        }
         _ => None,
     });
-    let Some(consumers) = consumers else { return };
+    let Some((consumers, has_replicas)) = consumers else { return };
     for id in func.walk_from(consumers) {
         if matches!(func.op(id).op, Op::For { .. }) {
-            insert_pingpong(func, id);
+            insert_pingpong(func, id, has_replicas);
         }
     }
 }
 
-fn insert_pingpong(func: &mut Func, id: OpId) {
+fn insert_pingpong(func: &mut Func, id: OpId, has_replicas: bool) {
     let region = func.op(id).regions[0];
     let ops = &func.block(region).ops;
     let first = ops.iter().position(|&op| matches!(func.op(op).op, Op::Wgmma { .. }));
     let wait = ops.iter().position(|&op| matches!(func.op(op).op, Op::WgmmaWait { .. }));
     let (Some(first), Some(wait)) = (first, wait) else { return };
+    // Programs that share a block run the loops of their common loads equally often, and others perhaps not.
+    if has_replicas && !ops.iter().any(|&op| func.op(op).op == Op::MbarrierWait) {
+        return;
+    }
     if wait < first || ops[first..wait].iter().any(|&op| may_synchronize(func, region, op)) {
         return;
     }

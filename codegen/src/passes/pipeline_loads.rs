@@ -24,7 +24,7 @@ pub fn run(func: &mut Func) -> Result<(), String> {
     for id in loops {
         let region = func.op(id).regions[0];
         let Some(main) = stages::main_stage(func, region) else { continue };
-        let loads = scheduled_loads(func, id)?;
+        let loads = scheduled_loads(func, region)?;
         let Some(first) = loads.first() else { continue };
         let stage_of = |c: &Candidate| func.op(c.load).place.map_or(main, |place| place.stage);
         let ahead = stage_of(first);

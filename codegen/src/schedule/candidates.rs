@@ -8,6 +8,7 @@ use crate::analysis::{memory_effects, tensor_map};
 use crate::ir::nested::uses;
 use crate::ir::{BlockId, DType, Def, Effects, Func, Loc, Op, OpId, Padding, Placement, Type, Value};
 use crate::layout::LinearLayout;
+use crate::schedule::stages;
 use std::collections::HashSet;
 
 /// The minimum size of one `cp.async`, in bytes.
@@ -63,7 +64,7 @@ pub struct Candidates {
 pub fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
     let region = func.op(id).regions[0];
     let has_own_stages = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
-    let search = Search { region, axis: AxisAnalysis::new(func), written: memory_effects::written_pointers(func) };
+    let search = Search::new(func, region, true);
     let mut candidates = Candidates::default();
     for load in func.block(region).ops.clone() {
         let through_pointers = matches!(func.op(load).op, Op::Load { .. });
@@ -92,14 +93,37 @@ pub fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
     candidates
 }
 
-/// The loads that the schedule of a loop prefetches, with the rings that it gives them.
+/// The loads of a block that only fill an operand of dots in shared memory, and that TMA can do.
+pub fn operand_loads(func: &mut Func, block: BlockId) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    if !func.block(block).ops.iter().any(|&id| matches!(func.op(id).op, Op::LoadView { .. })) {
+        return found;
+    }
+    let search = Search::new(func, block, false);
+    for load in func.block(block).ops.clone() {
+        if matches!(func.op(load).op, Op::LoadView { .. })
+            && let Ok(c) = search.candidate(func, load)
+            && c.alloc.is_some()
+            && !c.in_registers
+            && !c.indirect
+            && tma_can_load(func, &search.axis, &c)
+        {
+            found.push(Candidate { tma: true, ..c });
+        }
+    }
+    found
+}
+
+/// The loads of a block that the schedule prefetches, with the rings that it gives them.
 ///
 /// # Errors
 /// The load that cannot be prefetched, and why.
-pub fn scheduled_loads(func: &mut Func, id: OpId) -> Result<Vec<Candidate>, String> {
-    let region = func.op(id).regions[0];
-    let search = Search { region, axis: AxisAnalysis::new(func), written: memory_effects::written_pointers(func) };
+pub fn scheduled_loads(func: &mut Func, region: BlockId) -> Result<Vec<Candidate>, String> {
     let mut found = Vec::new();
+    if !func.block(region).ops.iter().any(|&id| func.op(id).place.is_some_and(|place| place.depth.is_some())) {
+        return Ok(found);
+    }
+    let search = Search::new(func, region, stages::main_stage(func, region).is_some());
     for load in func.block(region).ops.clone() {
         let Some(Placement { depth: Some(depth), tma, .. }) = func.op(load).place else { continue };
         if func.op(load).op == Op::LocalAlloc {
@@ -132,9 +156,15 @@ struct Search {
     axis: AxisAnalysis,
     /// Pointers and views that the kernel writes through.
     written: HashSet<Value>,
+    /// The loads run in an iteration before that of their use.
+    runs_ahead: bool,
 }
 
 impl Search {
+    fn new(func: &Func, region: BlockId, runs_ahead: bool) -> Search {
+        Search { region, axis: AxisAnalysis::new(func), written: memory_effects::written_pointers(func), runs_ahead }
+    }
+
     /// The `local_alloc` in the loop body that is filled from the tile of a load.
     fn alloc_of(&self, func: &Func, load: OpId) -> Option<OpId> {
         let tile = func.result(load);
@@ -155,7 +185,7 @@ impl Search {
         }
         self.require_zero_padding(func, load)?;
         // The operands after the address of a `load` are the mask and its padding.
-        for &v in data.operands.iter().take(2) {
+        for &v in data.operands.iter().take(2).filter(|_| self.runs_ahead) {
             self.require_known_ahead(func, v)?;
         }
         if !self.written.is_disjoint(&memory_effects::underlying_pointers(func, address)) {
@@ -229,9 +259,10 @@ impl Search {
     }
 }
 
-/// The ops of a loop body that values of an iteration depend on, also through carried values, in the order of the body.
+/// The ops of a block that values depend on, in its order: in the body of a loop also through carried values.
 pub fn ahead_ops(func: &Func, region: BlockId, values: impl IntoIterator<Item = Value>) -> Vec<OpId> {
     let ops = &func.block(region).ops;
+    let in_loop = func.owner(region).is_some_and(|owner| matches!(func.op(owner).op, Op::For { .. }));
     let mut seen: Vec<Value> = values.into_iter().collect();
     let mut found: HashSet<OpId> = HashSet::new();
     let mut next = 0;
@@ -239,7 +270,7 @@ pub fn ahead_ops(func: &Func, region: BlockId, values: impl IntoIterator<Item = 
         let v = seen[next];
         next += 1;
         let sources = match func.value(v).def {
-            Def::Param(block, index) if block == region && index > 0 => {
+            Def::Param(block, index) if block == region && index > 0 && in_loop => {
                 let last = *ops.last().expect("internal compiler error: an empty loop; please report this");
                 vec![func.op(last).operands[index - 1]]
             }

@@ -23,6 +23,7 @@ pub mod stages;
 
 use crate::ir::{Func, Op, OpId};
 use crate::target::{CompileOptions, GpuArch};
+use overlap::Overlap;
 use problem::LoopSchedules;
 pub use slice::Slice;
 
@@ -39,15 +40,20 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
     };
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
-        let overlap = overlap::choose(func, id, options);
+        // The ops of a loop around others with loads stay in its iteration.
+        let is_around = plan.as_ref().is_some_and(|plan| plan.is_around_loops(func, func.op(id).regions[0]));
+        let overlap = if is_around { Overlap::default() } else { overlap::choose(func, id, options) };
         let loads = match &plan {
-            Some(plan) => plan.loads_of(id),
+            Some(plan) => plan.loads_of(func.op(id).regions[0]),
             None => prefetch::choose(func, id, &overlap, arch, options, &mut notes),
         };
         overlap.place(func, id, &loads);
         if let Some(plan) = &plan {
             exchange::place(func, id, plan, arch);
         }
+    }
+    if let Some(plan) = &plan {
+        plan.place_around(func);
     }
     if let Some(text) = &options.loops
         && let Err(why) = text.parse().and_then(|given: LoopSchedules| given.apply(func, arch, options))

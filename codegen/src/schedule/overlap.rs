@@ -3,9 +3,7 @@
 //!
 //! In a loop where one `wgmma` depends on the result of another (in attention, P V depends on the scores), the dependent
 //! ones run behind: as many of them, from the last one back, as registers allow. All ops that depend on them run behind
-//! too, and must be arithmetic that the rest of the loop does not use. With ping-pong scheduling, where arithmetic before
-//! a `wgmma` delays the other warpgroups, the arithmetic of the next iteration that they accumulate onto (in attention, O
-//! times a factor) runs at the end of its main stage instead. Where only the next iteration's accumulation depends on a
+//! too, and must be arithmetic that the rest of the loop does not use. Where only the next iteration's accumulation depends on a
 //! `wgmma` (a plain matmul), its wait is deferred: the next iteration issues its own `wgmma` first. The shared operands of
 //! either must be allocated outside of the loop or prefetched, so that a ring can keep them longer. Loops inside of the
 //! loop, and `mma.sync`, which is synchronous, do not overlap.
@@ -29,8 +27,6 @@ pub struct Overlap {
     behind: Vec<OpId>,
     /// Their wait is deferred.
     deferred: Vec<OpId>,
-    /// Arithmetic on carried results of the ops behind runs at the end of the main stage, if it can.
-    scales_early: bool,
 }
 
 /// The loads of a loop that run ahead of its main stage.
@@ -50,10 +46,9 @@ pub fn choose(func: &Func, id: OpId, options: &CompileOptions) -> Overlap {
     }
     let limit = register_limit(func, id, options).unwrap_or(u32::MAX);
     let region = func.op(id).regions[0];
-    let scales_early = options.schedule.pingpong == Some(true);
-    let behind = choose_behind(func, region, limit, scales_early);
+    let behind = choose_behind(func, region, limit);
     let deferred = if behind.is_empty() { accumulating_dots(func, region) } else { Vec::new() };
-    Overlap { behind, deferred, scales_early }
+    Overlap { behind, deferred }
 }
 
 impl Overlap {
@@ -80,7 +75,7 @@ impl Overlap {
         let region = func.op(id).regions[0];
         let loads = &prefetch.loads;
         self.require_rings(func, region, |alloc| loads.iter().any(|c| c.alloc == Some(alloc) && c.depth > 1));
-        let mut behind = dependent_ops(func, region, &self.behind, self.scales_early).unwrap_or_default();
+        let mut behind = dependent_ops(func, region, &self.behind).unwrap_or_default();
         sink(func, region, &mut behind);
         let buffers: Vec<Value> = loads.iter().filter_map(|c| c.alloc).map(|alloc| func.result(alloc)).collect();
         let can_cross = |v: &Value| matches!(func.ty(*v), Type::Scalar(_) | Type::Tensor { .. }) || buffers.contains(v);
@@ -114,8 +109,7 @@ impl Overlap {
             .ops
             .iter()
             .position(|op| matches!(func.op(*op).op, Op::WgmmaWait { .. }) && !behind.contains(op));
-        let mut last = carried_to_behind(func, region, &behind);
-        last.extend(after_behind(func, region, &behind).unwrap_or_default());
+        let last = carried_to_behind(func, region, &behind);
         let deferred: Vec<Value> = self.deferred.iter().map(|&dot| func.result(dot)).collect();
         for (at, op) in func.block(region).ops.clone().into_iter().enumerate() {
             let data = func.op(op);
@@ -199,21 +193,29 @@ pub fn is_allowed(func: &Func, id: OpId, options: &CompileOptions) -> bool {
     wanted(func, id, options) != Some(false)
 }
 
+/// The programs of a block that runs a loop.
+fn replicas(func: &Func, id: OpId, options: &CompileOptions) -> u32 {
+    match func.op(id).op {
+        Op::For { replicas: Some(count), .. } if options.schedule.warp_specialize == Some(true) => count,
+        _ => 1,
+    }
+}
+
 /// Registers per thread available to the tiles of a loop; `None` for a loop that asks for overlap, which has no limit.
 pub fn register_limit(func: &Func, id: OpId, options: &CompileOptions) -> Option<u32> {
-    let share = registers::available(options.num_warps * 32);
+    let share = registers::available(options.num_warps * 32 * replicas(func, id, options));
     let limit = share.min(options.max_registers.unwrap_or(share)).saturating_sub(RESERVED_REGISTERS);
     (wanted(func, id, options) != Some(true)).then_some(limit)
 }
 
 /// The `wgmma` to run behind the main stage.
-fn choose_behind(func: &Func, region: BlockId, limit: u32, scales_early: bool) -> Vec<OpId> {
+fn choose_behind(func: &Func, region: BlockId, limit: u32) -> Vec<OpId> {
     let mut chained = dependent_dots(func, region);
     while !chained.is_empty() {
         let buffers =
             chained.iter().all(|&id| func.op(id).operands[..2].iter().all(|&v| outlives_iteration(func, region, v)));
         if buffers
-            && let Some(behind) = dependent_ops(func, region, &chained, scales_early)
+            && let Some(behind) = dependent_ops(func, region, &chained)
             && register_pressure(func, region, &behind) <= limit
         {
             return chained;
@@ -224,14 +226,13 @@ fn choose_behind(func: &Func, region: BlockId, limit: u32, scales_early: bool) -
 }
 
 /// The ops of a loop body that have to run in the stage behind if these `wgmma` do: all that depend on their results in
-/// the same iteration, and through a carried value unless they run at the end of the main stage ([`after_behind`]), which
-/// `scales_early` allows. `None` where these include other ops than arithmetic and buffer releases, include another
-/// `wgmma`, or where carried values are swapped.
-fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId], scales_early: bool) -> Option<HashSet<OpId>> {
+/// the same iteration, and through a carried value. `None` where these include other ops than arithmetic and buffer
+/// releases, include another `wgmma`, or where carried values are swapped.
+fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<HashSet<OpId>> {
     let end = func.terminator(region);
     let mut behind: HashSet<OpId> = dots.iter().copied().collect();
     behind.extend(users_of(func, region, dots.iter().map(|&dot| func.result(dot)).collect()));
-    while !scales_early || after_behind(func, region, &behind).is_none() {
+    loop {
         let users = users_of(func, region, carried_from(func, region, &behind));
         if users.is_subset(&behind) {
             break;
@@ -266,19 +267,6 @@ fn users_of(func: &Func, region: BlockId, mut values: HashSet<Value>) -> HashSet
 /// The carried values of a loop that ops behind compute.
 fn carried_from(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> HashSet<Value> {
     stages::carried_from(func, region, behind).map(|(param, _)| param).collect()
-}
-
-/// The ops that use results of ops behind of the iteration before, and can run at the end of the main stage, after these:
-/// arithmetic that only ops behind and the next iteration use. `None` where some cannot.
-fn after_behind(func: &Func, region: BlockId, behind: &HashSet<OpId>) -> Option<HashSet<OpId>> {
-    let end = func.terminator(region);
-    let mut after = users_of(func, region, carried_from(func, region, behind));
-    after.retain(|op| !behind.contains(op));
-    let can_wait = |id: &OpId| {
-        let is_arithmetic = func.op(*id).op.effects() == Effects::Pure && func.op(*id).regions.is_empty();
-        is_arithmetic && func.op(*id).results.iter().all(|&v| func.uses(v).iter().all(|used| used.op != end))
-    };
-    after.iter().all(can_wait).then_some(after)
 }
 
 /// Adds the ops that only ops behind use and that cost nothing to run later: constants, ops that change the shape of a

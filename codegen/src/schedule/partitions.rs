@@ -1,12 +1,12 @@
 //! The partitions of a warp-specialized kernel: which loads a producer warp performs, for consumer warpgroups.
 
-use super::candidates::{Candidate, find_candidates, scheduled_loads, tma_can_load};
+use super::candidates::{Candidate, find_candidates, operand_loads, scheduled_loads, tma_can_load};
 use super::overlap::Prefetch;
 use super::prefetch::reads_ring;
 use super::slice::Slice;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::scratch;
-use crate::ir::{Func, Op, OpId, Partition, Type};
+use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement, Type};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::{HashMap, HashSet};
 
@@ -42,9 +42,15 @@ impl Ring {
     }
 }
 
-/// The rings that one loop fills.
+/// The rings that the loads of one block fill.
 pub struct RingGroup {
     pub rings: Vec<Ring>,
+    /// Filled by loads outside of the scheduled loops, which run once for each run of these loops: one buffer each.
+    pub once: bool,
+    /// Filled more than once, so that consumers have to release the buffers.
+    pub is_refilled: bool,
+    /// Filled for each program of the block: the buffer with the number of the program.
+    pub replicated: bool,
 }
 
 impl RingGroup {
@@ -58,14 +64,16 @@ impl RingGroup {
 /// that the producer runs ahead from one loop into the next.
 pub struct Plan {
     pub groups: Vec<RingGroup>,
-    /// The ring group and the loads of each loop that has loads.
-    pub loops: HashMap<OpId, (usize, Vec<Candidate>)>,
-    /// The buffers of each ring.
-    pub stages: u32,
-    /// Consumer warps.
+    /// The ring group and the loads of each block that has loads: the body of a loop, or a block outside of these loops.
+    pub blocks: HashMap<BlockId, (usize, Vec<Candidate>)>,
+    /// The buffers of each ring that a loop fills.
+    stages: u32,
+    /// Consumer warps of one program.
     pub warps: u32,
+    /// The programs of a block, consecutive on axis 0, for which the producer loads: 1 unless the loops ask for more.
+    pub replicas: u32,
     /// The number of blocks per SM for which shared memory suffices.
-    blocks: u32,
+    blocks_that_fit: u32,
     /// The maximum number of registers per thread at launch.
     max_registers: Option<u32>,
 }
@@ -93,7 +101,7 @@ impl Plan {
             return Ok(None);
         }
         let mut loops = Vec::new();
-        let mut stages = 0;
+        let allow_tma = options.schedule.tma != Some(false);
         for id in func.walk() {
             let Op::For { num_stages, .. } = func.op(id).op else { continue };
             // The producer partition computes addresses by scalar arithmetic only.
@@ -103,13 +111,44 @@ impl Plan {
                 continue;
             }
             let axis = AxisAnalysis::new(func);
-            let allow_tma = options.schedule.tma != Some(false);
             loads.iter_mut().for_each(|c| c.tma = allow_tma && tma_can_load(func, &axis, c));
-            stages = stages.max(num_stages.unwrap_or(options.num_stages));
-            loops.push((id, loads));
+            loops.push((func.op(id).regions[0], loads, num_stages.unwrap_or(options.num_stages)));
         }
-        let mut plan = Plan::new(func, arch, options, loops)?;
-        stages = stages.min(plan.stage_limit(func, arch));
+        // The loads of a loop around another one do not run ahead of it.
+        let all: Vec<BlockId> = loops.iter().map(|(region, ..)| *region).collect();
+        loops.retain(|(region, ..)| !is_around(func, *region, &all));
+        let stages = loops.iter().map(|(.., stages)| *stages).max().unwrap_or(0);
+        let loops: Vec<(BlockId, Vec<Candidate>)> =
+            loops.into_iter().map(|(region, loads, _)| (region, loads)).collect();
+        let mut plan = Plan::with_stages(func, arch, options, loops.clone(), stages)?;
+        // Each load outside of the loops that the producer can issue, where the loops keep their buffers.
+        let mut blocks = loops;
+        let once = if allow_tma { loads_around(func, &blocks) } else { Vec::new() };
+        for (block, load) in once.into_iter().flat_map(|(block, loads)| loads.into_iter().map(move |c| (block, c))) {
+            let mut more = blocks.clone();
+            match more.iter_mut().find(|(other, _)| *other == block) {
+                Some((_, loads)) => loads.push(load),
+                None => more.push((block, vec![load])),
+            }
+            if let Ok(whole) = Plan::with_stages(func, arch, options, more.clone(), stages)
+                && (whole.stages, whole.blocks_per_sm()) == (plan.stages, plan.blocks_per_sm())
+            {
+                (plan, blocks) = (whole, more);
+            }
+        }
+        Ok(Some(plan))
+    }
+
+    /// A plan with at most `stages` buffers per ring, as shared memory permits.
+    fn with_stages(
+        func: &Func,
+        arch: GpuArch,
+        options: &CompileOptions,
+        blocks: Vec<(BlockId, Vec<Candidate>)>,
+        stages: u32,
+    ) -> Result<Plan, String> {
+        let mut plan = Plan::new(func, arch, options, blocks)?;
+        let stages = stages.min(plan.stage_limit(func, arch));
         if stages == 0 {
             let (fixed, rings) = plan.shared_bytes(func);
             return Err(format!(
@@ -118,7 +157,7 @@ impl Plan {
         }
         plan.set_stages(func, arch, stages);
         Slice::new(func, &plan)?;
-        Ok(Some(plan))
+        Ok(plan)
     }
 
     /// The loads that a schedule gives to a producer; `None` if it gives none.
@@ -126,18 +165,17 @@ impl Plan {
     /// # Errors
     /// What cannot be carried out, and why.
     pub fn scheduled(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<Option<Plan>, String> {
-        let mut loops = Vec::new();
-        for id in func.walk() {
-            if !matches!(func.op(id).op, Op::For { .. }) {
-                continue;
-            }
-            let mut loads = scheduled_loads(func, id)?;
+        let mut blocks: Vec<(BlockId, Vec<Candidate>)> = Vec::new();
+        for block in blocks_of(func) {
+            let mut loads = scheduled_loads(func, block)?;
             loads.retain(|c| func.op(c.load).place.is_some_and(|place| place.partition == Partition::Producer));
             if !loads.is_empty() {
-                loops.push((id, loads));
+                blocks.push((block, loads));
             }
         }
-        let all = || loops.iter().flat_map(|(_, loads)| loads);
+        let regions: Vec<BlockId> = blocks.iter().map(|(block, _)| *block).collect();
+        let in_loops = || blocks.iter().filter(|(block, _)| !is_around(func, *block, &regions));
+        let all = || in_loops().flat_map(|(_, loads)| loads);
         let Some(first) = all().next() else { return Ok(None) };
         if let Some(other) = all().find(|c| c.depth != first.depth) {
             let [a, b] = [first, other].map(|c| func.op(c.load).loc.clone());
@@ -147,7 +185,7 @@ impl Plan {
             ));
         }
         let stages = first.depth;
-        let mut plan = Plan::new(func, arch, options, loops)?;
+        let mut plan = Plan::new(func, arch, options, blocks)?;
         plan.set_stages(func, arch, stages);
         Ok(Some(plan))
     }
@@ -157,7 +195,7 @@ impl Plan {
         func: &Func,
         arch: GpuArch,
         options: &CompileOptions,
-        loops: Vec<(OpId, Vec<Candidate>)>,
+        blocks: Vec<(BlockId, Vec<Candidate>)>,
     ) -> Result<Plan, String> {
         if arch < GpuArch::Sm90a {
             return Err(format!("{} has no TMA", arch.name()));
@@ -166,39 +204,99 @@ impl Plan {
         if !CONSUMER_WARPS.contains(&warps) {
             return Err(format!("num_warps is {warps}: expected 4, 8 or 16 consumer warps"));
         }
-        if loops.is_empty() {
+        if blocks.is_empty() {
             return Err("no loop loads operands of dots through block pointers or descriptors".into());
         }
-        let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps, blocks: 1, max_registers };
-        for (id, loads) in loops {
+        let mut plan = Plan {
+            groups: Vec::new(),
+            blocks: HashMap::new(),
+            stages: 0,
+            warps,
+            replicas: replicas(func, options)?,
+            blocks_that_fit: 1,
+            max_registers,
+        };
+        let regions: Vec<BlockId> = blocks.iter().map(|(block, _)| *block).collect();
+        for (block, loads) in blocks {
+            let once = is_around(func, block, &regions);
             let rings = rings(func, &loads, options.schedule.tma != Some(false))?;
-            let same = |g: &RingGroup| {
+            // The buffers of blocks around each other are in use at the same time.
+            let is_apart = |number: usize| {
+                let mut users = plan.blocks.iter().filter(|(_, (group, _))| *group == number);
+                users.all(|(&other, _)| !is_within(func, block, other) && !is_within(func, other, block))
+            };
+            let same = |(number, g): (usize, &RingGroup)| {
                 let pairs = || g.rings.iter().zip(&rings);
                 let equal = |(a, b): (&Ring, &Ring)| (&a.buffer, a.tma, a.tracker) == (&b.buffer, b.tma, b.tracker);
-                g.rings.len() == rings.len() && pairs().all(equal)
+                g.once == once && g.rings.len() == rings.len() && pairs().all(equal) && is_apart(number)
             };
-            let group = plan.groups.iter().position(same).unwrap_or_else(|| {
-                plan.groups.push(RingGroup { rings });
+            let group = plan.groups.iter().enumerate().position(same).unwrap_or_else(|| {
+                plan.groups.push(RingGroup { rings, once, is_refilled: false, replicated: false });
                 plan.groups.len() - 1
             });
-            plan.loops.insert(id, (group, loads));
+            let is_shared = plan.blocks.values().any(|(other, _)| *other == group);
+            plan.groups[group].is_refilled |= is_shared || is_in_loop(func, block);
+            plan.blocks.insert(block, (group, loads));
         }
-        let nested = plan.loops.keys().any(|&id| {
-            let inside = func.walk_from(func.op(id).regions[0]);
-            inside.iter().any(|inner| plan.loops.contains_key(inner))
-        });
-        match nested {
-            true => Err("a loop that loads operands of dots contains another one".into()),
-            false => Ok(plan),
+        if plan.replicas > 1 {
+            plan.replicate(func)?;
         }
+        Ok(plan)
+    }
+
+    /// Finds the loads that differ between the programs of a block.
+    fn replicate(&mut self, func: &Func) -> Result<(), String> {
+        let slice = Slice::new(func, self)?;
+        let replicas = self.replicas;
+        let help = format!(
+            "depends on program_id(0) in another way than by program_id(0) / {replicas}: compute it from that, or remove \
+             `replicas`"
+        );
+        let mut loads: Vec<(OpId, usize)> =
+            self.blocks.values().flat_map(|(group, loads)| loads.iter().map(|c| (c.load, *group))).collect();
+        loads.sort();
+        for (load, group) in loads {
+            let loc = &func.op(load).loc;
+            if let Some(control) = slice.varying_control(func, load) {
+                let (what, at) = (func.op(control).op.mnemonic(), &func.op(control).loc);
+                return Err(format!(
+                    "replicas is {replicas}, and the load at {loc} is in the `{what}` at {at}, which {help}"
+                ));
+            }
+            let varies = slice.varies(func, load);
+            let RingGroup { once, is_refilled, .. } = self.groups[group];
+            let can_differ = once && !is_refilled && slice.is_computed_by_ops(func, func.op(load).operands[0]);
+            if varies && !can_differ {
+                return Err(format!("replicas is {replicas}, and the address of the load at {loc} {help}"));
+            }
+            self.groups[group].replicated |= varies;
+        }
+        Ok(())
+    }
+
+    /// The buffers of each ring of a group.
+    pub fn depth(&self, group: usize) -> u32 {
+        match self.groups[group] {
+            RingGroup { replicated: true, .. } => self.replicas,
+            RingGroup { once: true, .. } => 1,
+            _ => self.stages,
+        }
+    }
+
+    /// The warps that read a buffer of a group.
+    pub fn readers(&self, group: usize) -> u32 {
+        if self.groups[group].replicated { self.warps } else { self.warps * self.replicas }
     }
 
     fn set_stages(&mut self, func: &Func, arch: GpuArch, stages: u32) {
         let (fixed, rings) = self.shared_bytes(func);
         self.stages = stages;
         // An SM reserves 1 KB for each block; `max_shared_bytes` excludes the 1 KB of one block.
-        self.blocks = (arch.max_shared_bytes() + 1024) / (fixed + stages * rings + 1024);
-        self.loops.values_mut().flat_map(|(_, loads)| loads).for_each(|c| c.depth = stages);
+        self.blocks_that_fit = (arch.max_shared_bytes() + 1024) / (fixed + stages * rings + 1024);
+        let depths: Vec<u32> = (0..self.groups.len()).map(|group| self.depth(group)).collect();
+        for (group, loads) in self.blocks.values_mut() {
+            loads.iter_mut().for_each(|c| c.depth = depths[*group]);
+        }
     }
 
     /// The maximum number of buffers of each ring for which the shared memory of an SM suffices, for as many blocks.
@@ -211,34 +309,71 @@ impl Plan {
     /// Blocks per SM. Two blocks with one consumer warpgroup each leave about as many registers per consumer thread as
     /// one block with two (232 and 240, if TMA does all loads). More than two would leave fewer.
     pub fn blocks_per_sm(&self) -> u32 {
-        if self.warps == 4 { self.blocks.clamp(1, 2) } else { 1 }
+        if self.warps == 4 && self.replicas == 1 { self.blocks_that_fit.clamp(1, 2) } else { 1 }
+    }
+
+    /// The number of loops with loads.
+    pub fn num_loops(&self) -> usize {
+        self.blocks.values().filter(|(group, _)| !self.groups[*group].once).count()
+    }
+
+    /// Whether a loop contains others with loads.
+    pub fn is_around_loops(&self, func: &Func, region: BlockId) -> bool {
+        self.blocks.keys().any(|&inner| is_within(func, inner, region))
     }
 
     /// The loads of a loop.
-    pub fn loads_of(&self, id: OpId) -> Prefetch {
-        let loads = self.loops.get(&id).map_or(Vec::new(), |(_, loads)| loads.clone());
+    pub fn loads_of(&self, region: BlockId) -> Prefetch {
+        let of_loop = self.blocks.get(&region).filter(|(group, _)| !self.groups[*group].once);
+        let loads = of_loop.map_or(Vec::new(), |(_, loads)| loads.clone());
         Prefetch { loads, stages: self.stages, partition: Partition::Producer }
     }
 
-    /// Bytes of shared memory: of buffers outside of rings plus the scratch memory of ops such as layout conversions,
-    /// and of one buffer of each ring. Rings live until the kernel ends.
+    /// Gives the loads outside of the loops their placements.
+    pub fn place_around(&self, func: &mut Func) {
+        for (_, loads) in self.blocks.values().filter(|(group, _)| self.groups[*group].once) {
+            for c in loads {
+                let partition = Partition::Producer;
+                let place = Placement { partition, depth: Some(1), tma: c.tma, ..Placement::default() };
+                func.set_place(c.load, Some(place));
+            }
+        }
+    }
+
+    /// Bytes of shared memory: of the buffers that do not depend on the number of stages plus the scratch memory of ops
+    /// such as layout conversions, and of one buffer of each ring of a loop. Rings live until the kernel ends.
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
         let others: u32 = self.other_buffers(func).into_iter().map(|id| buffer_bytes(func.ty(func.result(id)))).sum();
-        let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| buffer_bytes(&r.buffer)).sum();
         // Plus 1 KB for mbarriers and for the padding between small buffers.
-        (others + self.scratch_bytes(func) + 1024, rings)
+        let own = self.of_all_programs(others + self.scratch_bytes(func));
+        (own + self.ring_bytes(true) + 1024, self.ring_bytes(false))
+    }
+
+    /// Bytes of the memory of which each program of the block has its own, in multiples of 1 KB if there are several.
+    fn of_all_programs(&self, bytes: u32) -> u32 {
+        if self.replicas > 1 { self.replicas * bytes.next_multiple_of(1024) } else { bytes }
+    }
+
+    /// Bytes of one buffer of each ring, of loops or outside of them.
+    fn ring_bytes(&self, once: bool) -> u32 {
+        let groups = self.groups.iter().filter(|group| group.once == once);
+        let bytes = |group: &RingGroup| -> u32 {
+            let one: u32 = group.rings.iter().map(|r| buffer_bytes(&r.buffer)).sum();
+            if group.replicated { self.replicas * one } else { one }
+        };
+        groups.map(bytes).sum()
     }
 
     /// The buffers outside of rings.
     fn other_buffers(&self, func: &Func) -> Vec<OpId> {
-        let rings: HashSet<OpId> = self.loops.values().flat_map(|(_, list)| list).filter_map(|c| c.alloc).collect();
+        let rings: HashSet<OpId> = self.blocks.values().flat_map(|(_, list)| list).filter_map(|c| c.alloc).collect();
         let is_other = |&id: &OpId| func.op(id).op == Op::LocalAlloc && !rings.contains(&id);
         func.walk().into_iter().filter(is_other).collect()
     }
 
     /// Scratch memory of the op that needs most.
     fn scratch_bytes(&self, func: &Func) -> u32 {
-        let only_reads_ring = |id: OpId| self.loops.values().any(|(_, list)| reads_ring(func, id, list));
+        let only_reads_ring = |id: OpId| self.blocks.values().any(|(_, list)| reads_ring(func, id, list));
         let ops = func.walk().into_iter().filter(|&id| !only_reads_ring(id));
         ops.map(|id| scratch::bytes(func, id)).max().unwrap_or(0)
     }
@@ -246,20 +381,22 @@ impl Plan {
     /// Whether a loop can use `more` bytes of shared memory in addition, with as many blocks per SM. While it runs, the
     /// memory of the buffers of other loops is free.
     pub fn has_space(&self, func: &Func, id: OpId, arch: GpuArch, more: u32) -> bool {
-        let loops: Vec<OpId> = self.loops.keys().copied().filter(|&other| other != id).collect();
-        let in_another = |alloc: OpId| loops.iter().any(|&other| func.is_in(alloc, func.op(other).regions[0]));
+        let region = func.op(id).regions[0];
+        let loops = self.blocks.iter().filter(|(other, (group, _))| **other != region && !self.groups[*group].once);
+        let in_another = |alloc: OpId| loops.clone().any(|(&other, _)| func.is_in(alloc, other));
         let alive = self.other_buffers(func).into_iter().filter(|&alloc| !in_another(alloc));
         let buffers: u32 = alive.map(|alloc| buffer_bytes(func.ty(func.result(alloc)))).sum();
-        let (_, rings) = self.shared_bytes(func);
-        let bytes = buffers + self.scratch_bytes(func) + 1024 + self.stages * rings + more;
-        (arch.max_shared_bytes() + 1024) / (bytes + 1024) >= self.blocks.max(1)
+        let rings = self.ring_bytes(true) + self.stages * self.ring_bytes(false);
+        let own = self.of_all_programs(buffers + self.scratch_bytes(func) + more);
+        let bytes = own + 1024 + rings;
+        (arch.max_shared_bytes() + 1024) / (bytes + 1024) >= self.blocks_that_fit.max(1)
     }
 
     /// Registers per thread of consumers and producer: the registers of the launched block, redistributed by
     /// `setmaxnreg`. `setmaxnreg.inc` waits until the block has enough free registers, forever if it requests more than
     /// the block was launched with. Empty if the launch leaves nothing to redistribute.
     pub fn registers(&self) -> Vec<u32> {
-        let groups = self.warps / 4 + 1;
+        let groups = self.replicas * self.warps / 4 + 1;
         let each =
             (REGISTERS / (128 * groups * self.blocks_per_sm())).min(self.max_registers.unwrap_or(255)).min(255) / 8 * 8;
         let tma = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.tma);
@@ -270,6 +407,62 @@ impl Plan {
         let consumer = ((each * groups - producer) / (groups - 1) / 8 * 8).min(MAX_REGISTERS);
         vec![consumer, producer]
     }
+}
+
+/// The programs of a block that the loops ask for.
+///
+/// # Errors
+/// Options that do not go together with replicas.
+fn replicas(func: &Func, options: &CompileOptions) -> Result<u32, String> {
+    let hint = |id: OpId| match func.op(id).op {
+        Op::For { replicas, .. } => replicas.map(|count| (count, id)),
+        _ => None,
+    };
+    let hints: Vec<(u32, OpId)> = func.walk().into_iter().filter_map(hint).collect();
+    let Some(&(count, first)) = hints.first() else { return Ok(1) };
+    if let Some((other, id)) = hints.iter().find(|(other, _)| *other != count) {
+        let [a, b] = [first, *id].map(|id| &func.op(id).loc);
+        return Err(format!("the loops at {a} and {b} have replicas {count} and {other}: give both the same number"));
+    }
+    let warps = options.num_warps;
+    if warps != 4 {
+        return Err(format!(
+            "num_warps is {warps}, and each of {count} replicas has one warpgroup: set num_warps = 4, or remove `replicas`"
+        ));
+    }
+    Ok(count)
+}
+
+/// The blocks of loops and branches, and the body, from the outside in.
+fn blocks_of(func: &Func) -> Vec<BlockId> {
+    let is_control = |id: &OpId| matches!(func.op(*id).op, Op::For { .. } | Op::While | Op::If);
+    let regions = func.walk().into_iter().filter(is_control).flat_map(|id| func.op(id).regions.clone());
+    std::iter::once(func.body).chain(regions).collect()
+}
+
+/// Whether one of these blocks is inside of `block`.
+fn is_around(func: &Func, block: BlockId, all: &[BlockId]) -> bool {
+    all.iter().any(|&inner| inner != block && is_within(func, inner, block))
+}
+
+/// Whether a block is inside of another one.
+fn is_within(func: &Func, block: BlockId, outer: BlockId) -> bool {
+    let mut owners = std::iter::successors(func.owner(block), |&owner| func.parent_op(owner));
+    owners.any(|owner| func.is_in(owner, outer))
+}
+
+/// Whether a block is the body of a loop, or inside of one.
+fn is_in_loop(func: &Func, block: BlockId) -> bool {
+    let mut owners = std::iter::successors(func.owner(block), |&owner| func.parent_op(owner));
+    owners.any(|owner| matches!(func.op(owner).op, Op::For { .. } | Op::While))
+}
+
+/// The loads around the loops of a producer that it can do too: operands of dots in shared memory, by TMA.
+fn loads_around(func: &mut Func, loops: &[(BlockId, Vec<Candidate>)]) -> Vec<(BlockId, Vec<Candidate>)> {
+    let mut around: Vec<BlockId> = blocks_of(func);
+    around.retain(|&block| loops.iter().any(|&(region, _)| is_within(func, region, block)));
+    let candidates = around.into_iter().map(|block| (block, operand_loads(func, block)));
+    candidates.filter(|(_, loads)| !loads.is_empty()).collect()
 }
 
 /// Bytes of a shared buffer, with its alignment.

@@ -2,7 +2,7 @@
 
 use super::partitions::Plan;
 use crate::analysis::memory_effects;
-use crate::ir::{Def, Effects, Func, Op, OpId, Type, Value};
+use crate::ir::{BinaryOp, BlockId, Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A slice of a function.
@@ -15,6 +15,8 @@ pub struct Slice {
     pub control: HashSet<OpId>,
     /// For the ops of `control`, the indices of the carried values or results to keep.
     pub carried: HashMap<OpId, BTreeSet<usize>>,
+    /// The values of the slice that differ between the programs of a block ([`Plan::replicas`]).
+    varying: HashSet<Value>,
     /// Pointers and views that the kernel writes through.
     written: HashSet<Value>,
 }
@@ -27,10 +29,11 @@ impl Slice {
     /// `while`.
     pub fn new(func: &Func, plan: &Plan) -> Result<Slice, String> {
         let mut slice = Slice {
-            loads: plan.loops.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),
+            loads: plan.blocks.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),
             ops: HashSet::new(),
             control: HashSet::new(),
             carried: HashMap::new(),
+            varying: HashSet::new(),
             written: memory_effects::written_pointers(func),
         };
         let mut loads: Vec<OpId> = slice.loads.iter().copied().collect();
@@ -42,7 +45,89 @@ impl Slice {
             slice.keep_enclosing(func, load).map_err(of)?;
             slice.value(func, func.op(load).operands[0]).map_err(of)?;
         }
+        if plan.replicas > 1 {
+            slice.find_varying(func, plan.replicas);
+        }
         Ok(slice)
+    }
+
+    /// Whether a load of the producer differs between the programs of a block.
+    pub fn varies(&self, func: &Func, load: OpId) -> bool {
+        self.differs(func.op(load).operands[0])
+    }
+
+    /// Whether a value of the slice differs between the programs of a block.
+    pub fn differs(&self, v: Value) -> bool {
+        self.varying.contains(&v)
+    }
+
+    /// Whether a value of the slice that differs between the programs of a block is computed by ops alone, and not by
+    /// loops or branches.
+    pub fn is_computed_by_ops(&self, func: &Func, v: Value) -> bool {
+        match func.def_op(v).filter(|id| self.ops.contains(id)) {
+            _ if !self.differs(v) => true,
+            Some(id) => func.op(id).operands.iter().all(|&v| self.is_computed_by_ops(func, v)),
+            None => false,
+        }
+    }
+
+    /// The loop or branch around a load that does not run equally often in all programs of a block.
+    pub fn varying_control(&self, func: &Func, load: OpId) -> Option<OpId> {
+        let mut owners = std::iter::successors(func.parent_op(load), |&owner| func.parent_op(owner));
+        owners.find(|&owner| {
+            let bounds = if matches!(func.op(owner).op, Op::For { .. }) { 3 } else { 1 };
+            func.op(owner).operands.iter().take(bounds).any(|&v| self.differs(v))
+        })
+    }
+
+    /// Consecutive programs of axis 0 differ by their `program_id(0)`, but not by `program_id(0) / replicas`.
+    fn find_varying(&mut self, func: &Func, replicas: u32) {
+        let is_id = |v: Value| func.def_op(v).is_some_and(|id| func.op(id).op == Op::ProgramId { axis: 0 });
+        let is_shared = |id: OpId| {
+            let data = func.op(id);
+            data.op == Op::Binary(BinaryOp::Div)
+                && is_id(data.operands[0])
+                && func.constant_int(data.operands[1]) == Some(i64::from(replicas))
+        };
+        let ops: Vec<OpId> = func.walk().into_iter().filter(|id| self.ops.contains(id)).collect();
+        let mut control: Vec<OpId> = self.control.iter().copied().collect();
+        control.sort();
+        loop {
+            let before = self.varying.len();
+            for &id in &ops {
+                let operands = &func.op(id).operands;
+                let own = func.op(id).op == Op::ProgramId { axis: 0 };
+                if own || operands.iter().any(|&v| self.differs(v)) && !is_shared(id) {
+                    self.varying.extend(&func.op(id).results);
+                }
+            }
+            for &id in &control {
+                self.find_varying_control(func, id);
+            }
+            if self.varying.len() == before {
+                return;
+            }
+        }
+    }
+
+    fn find_varying_control(&mut self, func: &Func, id: OpId) {
+        let data = func.op(id);
+        let is_loop = matches!(data.op, Op::For { .. });
+        let bounds = if is_loop { 3 } else { 1 };
+        let all = data.operands[..bounds].iter().any(|&v| self.differs(v));
+        for &i in self.carried.get(&id).into_iter().flatten() {
+            let yields = |&region: &BlockId| func.op(func.terminator(region)).operands[i];
+            let init = is_loop.then(|| data.operands[3 + i]);
+            if all || data.regions.iter().map(yields).chain(init).any(|v| self.differs(v)) {
+                self.varying.insert(data.results[i]);
+                if is_loop {
+                    self.varying.insert(func.block(data.regions[0]).params[1 + i]);
+                }
+            }
+        }
+        if is_loop && all {
+            self.varying.insert(func.block(data.regions[0]).params[0]);
+        }
     }
 
     /// Adds the control flow around an op.

@@ -319,6 +319,10 @@ pub struct Manifest {
     pub threads: u32,
     /// Dynamic shared memory of one block in bytes (GPU).
     pub shared_bytes: u32,
+    /// Program instances of one block, consecutive on the first axis of the grid (GPU), whose extent is a multiple: the
+    /// grid of blocks has this extent divided by it.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub programs_per_block: u32,
     /// Scratch memory of one running program instance, in bytes, 64-byte aligned (host).
     pub arena_bytes: u64,
     pub tensor_maps: Vec<TensorMapDesc>,
@@ -328,6 +332,15 @@ pub struct Manifest {
     /// this process, which has the footprint of the recorded kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub footprint: Option<Footprint>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 /// Compiled code and what is needed to launch it.

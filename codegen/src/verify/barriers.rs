@@ -63,7 +63,17 @@ pub(super) fn tma_load(cx: &OpCx, boundary: &[usize]) -> Check {
     predicate(cx, 4)
 }
 
-pub(super) fn warp_specialize(cx: &OpCx, warps: u32, producers: u32, registers: &[u32]) -> Check {
+pub(super) fn warp_specialize(
+    cx: &OpCx,
+    warps: u32,
+    producers: u32,
+    registers: &[u32],
+    replicas: Option<u32>,
+) -> Check {
+    let count = replicas.unwrap_or(2);
+    cx.attribute(count >= 2, || format!("`replicas` should be at least 2, found {count}"))?;
+    let all = warps.saturating_mul(replicas.unwrap_or(1));
+    cx.attribute(all <= 28, || format!("a block has at most 28 consumer warps, found {all}"))?;
     cx.attribute(warps >= 4 && warps.is_multiple_of(4), || {
         format!("`warps` should be a multiple of four, found {warps}")
     })?;

@@ -5,15 +5,21 @@ use crate::ir::{DType, Type};
 
 /// Maximum number of pipeline stages.
 const MAX_STAGES: u32 = 16;
+/// Warpgroups of a block, without that of the producer.
+const MAX_REPLICAS: u32 = 7;
 /// Maximum unroll factor.
 const MAX_UNROLL: u32 = 256;
 
-pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>) -> Check {
+pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>, replicas: Option<u32>) -> Check {
     // Both increase code size.
     for (what, most, n) in [("num_stages", MAX_STAGES, num_stages), ("unroll", MAX_UNROLL, unroll)] {
         let n = n.unwrap_or(1);
         cx.attribute((1..=most).contains(&n), || format!("`{what}` of a loop should be 1 to {most}, found {n}"))?;
     }
+    let count = replicas.unwrap_or(2);
+    cx.attribute((2..=MAX_REPLICAS).contains(&count), || {
+        format!("`replicas` of a loop should be 2 to {MAX_REPLICAS}, found {count}")
+    })?;
     cx.operand_where(0, "the lower bound", "a scalar integer", |ty| {
         ty.is_scalar() && ty.dtype().is_some_and(DType::is_int)
     })?;

@@ -272,8 +272,8 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Reduce { axis } => dot_and_reduce::reduce(cx, *axis),
         Op::Scan { axis, reverse: _ } => dot_and_reduce::scan(cx, *axis),
 
-        Op::For { num_stages, unroll, warp_specialize: _, overlap: _, split: _ } => {
-            control::for_loop(cx, *num_stages, *unroll)
+        Op::For { num_stages, unroll, warp_specialize: _, overlap: _, split: _, replicas } => {
+            control::for_loop(cx, *num_stages, *unroll, *replicas)
         }
         Op::If => control::if_else(cx),
         Op::While => control::while_loop(cx),
@@ -310,8 +310,8 @@ fn op_types(cx: &OpCx) -> Check {
         Op::AsyncArrive { threads } => barriers::arrive(cx, "threads", *threads),
         Op::MbarrierWait => barriers::wait(cx),
         Op::TmaLoad { boundary } => barriers::tma_load(cx, boundary),
-        Op::WarpSpecialize { warps, producers, registers } => {
-            barriers::warp_specialize(cx, *warps, *producers, registers)
+        Op::WarpSpecialize { warps, producers, registers, replicas } => {
+            barriers::warp_specialize(cx, *warps, *producers, registers, *replicas)
         }
     }
 }

@@ -19,17 +19,19 @@ pub fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)> {
             orders.extend(stages::orders(func, *region));
         }
         let Some(place) = func.op(id).place else { continue };
-        let in_loop = func.parent_op(id).filter(|&owner| matches!(func.op(owner).op, Op::For { .. }));
-        let check = match in_loop {
-            None => fail("only ops directly in the body of a `for` have a placement".into()),
-            Some(_) if stage < Stage::Schedule => fail(format!("a placement is not legal at stage {stage:?}")),
-            Some(_) => {
-                let region = func.parent_block(id);
-                match stages::main_stage(func, region) {
-                    None => fail("the `yield` of the loop has no placement: it gives the main stage".into()),
-                    Some(main) => Body { func, region, main, orders: &orders }.op(id, place),
-                }
-            }
+        let in_loop = func.parent_op(id).is_some_and(|owner| matches!(func.op(owner).op, Op::For { .. }));
+        let region = func.parent_block(id);
+        let main = stages::main_stage(func, region).filter(|_| in_loop);
+        let check = match main {
+            _ if stage < Stage::Schedule => fail(format!("a placement is not legal at stage {stage:?}")),
+            Some(main) => Body { func, region, main, orders: &orders }.op(id, place),
+            None if is_loaded_once(func, id, place) => Ok(()),
+            None if in_loop => fail("the `yield` of the loop has no placement: it gives the main stage".into()),
+            None => fail(
+                "only ops directly in the body of a `for`, and a `load_view` of a producer by TMA with depth 1, have a \
+                 placement"
+                    .into(),
+            ),
         };
         violations.extend(check.err().map(|v| (Some(id), v)));
     }
@@ -38,6 +40,12 @@ pub fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)> {
 
 fn fail(message: String) -> Check {
     Err(Violation { rule: Rule::Schedule, message })
+}
+
+/// Whether a placement is that of a load of a producer outside of the scheduled loops.
+fn is_loaded_once(func: &Func, id: OpId, place: Placement) -> bool {
+    let once = Placement { partition: Partition::Producer, depth: Some(1), tma: true, ..Placement::default() };
+    matches!(func.op(id).op, Op::LoadView { .. }) && place == once
 }
 
 /// The body of a scheduled loop.

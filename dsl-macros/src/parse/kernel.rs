@@ -133,6 +133,7 @@ pub enum Elem {
 }
 
 /// The default of a constexpr parameter: a literal, or the name of a variant.
+#[derive(Clone)]
 pub enum Default {
     Int(i64),
     Float(f64),

@@ -21,6 +21,7 @@ fn artifact(code: Code) -> Artifact {
         args: vec![ArgDesc { name: "x".to_string(), ty: ArgType::Ptr, divisible_by: 16, equal_to: None }],
         threads: 128,
         shared_bytes: 65536,
+        programs_per_block: 1,
         arena_bytes: 0,
         tensor_maps: vec![TensorMapDesc {
             arg: 1,

@@ -74,12 +74,17 @@ pub(super) fn ranges(kernel: &Kernel, grid: [u32; 3], args: &[LaunchArg]) -> Res
     })
 }
 
-/// Checks the grid's extents.
-pub(super) fn grid(kernel: &Kernel, grid: [u32; 3]) -> Result<()> {
+/// Checks the grid's extents. Returns those of the grid of blocks, which may have several programs each.
+pub(super) fn grid(kernel: &Kernel, grid: [u32; 3]) -> Result<[u32; 3]> {
     for ((found, limit), axis) in grid.into_iter().zip(GRID_LIMITS).zip(['x', 'y', 'z']) {
         if found > limit {
             return Err(Error::GridLimit { kernel: kernel.label.to_string(), axis, found, limit });
         }
     }
-    Ok(())
+    let [x, y, z] = grid;
+    let replicas = kernel.manifest.programs_per_block.max(1);
+    match x.is_multiple_of(replicas) {
+        true => Ok([x / replicas, y, z]),
+        false => Err(Error::GridReplicas { kernel: kernel.label.to_string(), found: x, replicas }),
+    }
 }

@@ -202,7 +202,7 @@ impl CompiledKernel {
     unsafe fn launch_with(&self, stream: Option<&Stream>, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
         let kernel = &*self.kernel;
         let slots = check::bind_arguments(kernel, args)?;
-        check::grid(kernel, grid)?;
+        let blocks = check::grid(kernel, grid)?;
         check::ranges(kernel, grid, args)?;
         if grid.contains(&0) {
             return Ok(());
@@ -222,11 +222,11 @@ impl CompiledKernel {
                     Some(stream) => self.stream_of_same_gpu(cuda, stream)?,
                 };
                 // SAFETY: as above.
-                unsafe { function.launch(cuda, stream, kernel, grid, &slots) }
+                unsafe { function.launch(cuda, stream, kernel, blocks, &slots) }
             }
             (Loaded::Simulated(llvm_ir), Inner::Simulated(simulated)) => {
                 // SAFETY: as above.
-                unsafe { simulated::run_grid(simulated, llvm_ir, kernel, grid, args, &slots) }
+                unsafe { simulated::run_grid(simulated, llvm_ir, kernel, blocks, args, &slots) }
             }
             (Loaded::Cuda(_), Inner::Cpu(_) | Inner::Simulated(_))
             | (Loaded::Simulated(_), Inner::Cpu(_) | Inner::Cuda(_)) => {

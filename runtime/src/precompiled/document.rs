@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 
 /// Version of the format; incremented when the meaning of a field changes.
 const FORMAT: u32 = 1;
+/// Version of the format of kernels whose blocks run several programs, which readers of version 1 refuse.
+const FORMAT_OF_REPLICAS: u32 = 2;
 
 /// What a program that launches compiled code needs to know, and how the code was compiled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -96,7 +98,7 @@ impl Document {
             Code::Object(bytes) => bytes,
         };
         Document {
-            format: FORMAT,
+            format: if artifact.manifest.programs_per_block > 1 { FORMAT_OF_REPLICAS } else { FORMAT },
             compiler: compiler_id().into(),
             manifest: artifact.manifest.clone(),
             memory: def.params.iter().filter_map(|p| memory(p.kind).map(|m| (p.name.to_string(), m))).collect(),
@@ -136,8 +138,10 @@ impl Document {
         let invalid = |reason: String| Error::InvalidManifest { reason };
         let document: Document = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
         match document.format {
-            FORMAT => Ok(document),
-            found => Err(invalid(format!("its format is {found}: this version reads format {FORMAT}"))),
+            FORMAT | FORMAT_OF_REPLICAS => Ok(document),
+            found => Err(invalid(format!(
+                "its format is {found}: this version reads format {FORMAT} and {FORMAT_OF_REPLICAS}"
+            ))),
         }
     }
 

@@ -157,15 +157,15 @@ fn groups(
 ) -> Vec<Group> {
     const WARPGROUP: u32 = 4;
     let consumer_warps = func.walk().into_iter().find_map(|id| match func.op(id).op {
-        Op::WarpSpecialize { warps, .. } => Some(warps),
+        Op::WarpSpecialize { warps, replicas, .. } => Some((warps, replicas.unwrap_or(1))),
         _ => None,
     });
     let mut block = Vec::new();
     match (partition, consumer_warps) {
-        (Partition::Consumer, Some(warps)) => {
+        (Partition::Consumer, Some((warps, replicas))) => {
             let warpgroups = (warps / WARPGROUP).max(1);
             let group = |warpgroup| Group { partition, block: 0, warpgroup, warps: warps / warpgroups, op };
-            block.extend((0..warpgroups as usize).map(group));
+            block.extend((0..(warpgroups * replicas) as usize).map(group));
             if let Some(producer) = producer_of(func, op, innermost) {
                 block.push(Group { partition: Partition::Producer, block: 0, warpgroup: 0, warps: 1, op: producer });
             }

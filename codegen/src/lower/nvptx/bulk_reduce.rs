@@ -129,7 +129,7 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let Op::AtomicView { boundary, .. } = &data.op else { panic!("internal compiler error: not an atomic add") };
         let layout = self.tile_layout(data.operands[1]);
-        let base = self.plan.scratch(id);
+        let base = self.scratch(id);
         let at = coordinates(&mut self.e, &self.threads, layout);
         let [row, column] = &at[..] else { panic!("internal compiler error: rows and columns were expected") };
         self.store_operand(data.operands[1], |e, r| {
@@ -174,7 +174,8 @@ impl Lowering<'_> {
         // In shared memory, the parts are in the order of the warps, whatever the layout: ops with parts of the same size
         // share the memory.
         let part = self.e.hoist(format!("mul i32 {}, {part_bytes}", self.threads.warp));
-        let part = self.e.hoist(format!("add i32 {part}, {}", self.plan.scratch(id)));
+        let base = self.scratch(id);
+        let part = self.e.hoist(format!("add i32 {part}, {base}"));
         let lane = self.threads.linear(&mut self.e, &lanes, &[]);
         let mask = lanes.iter().fold(0, |m, i| m | i);
         let bits = |r: usize| registers.iter().enumerate().filter(move |(bit, _)| r >> bit & 1 == 1);

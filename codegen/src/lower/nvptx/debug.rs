@@ -9,14 +9,7 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let Op::DevicePrint { prefix } = &data.op else { panic!("internal compiler error: not a print") };
         let prefix = prefix.replace('%', "%%");
-        let pids: Vec<String> = ["x", "y", "z"]
-            .iter()
-            .map(|d| {
-                let name = format!("llvm.nvvm.read.ptx.sreg.ctaid.{d}");
-                self.e.declare(&format!("declare i32 @{name}()"));
-                self.e.hoist(format!("call i32 @{name}()"))
-            })
-            .collect();
+        let pids: Vec<String> = (0..3).map(|axis| self.program_id(axis)).collect();
         if data.operands.is_empty() {
             let zero = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
             let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));

@@ -54,6 +54,7 @@ pub struct GpuModule {
     pub entry: String,
     pub args: Vec<ArgDesc>,
     pub threads: u32,
+    pub programs_per_block: u32,
     pub shared_bytes: u32,
     pub tensor_maps: Vec<TensorMapDesc>,
 }
@@ -121,6 +122,8 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         maps: Vec::new(),
         num_warps: options.num_warps,
         consumers: None,
+        replicas: replicas(func),
+        replica: None,
         registers: registers_for_mma(func, options, threads),
         e,
         loc: func.loc.clone(),
@@ -161,6 +164,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         entry: func.name.clone(),
         args,
         threads,
+        programs_per_block: replicas(func),
         shared_bytes,
         tensor_maps: l.maps,
     })
@@ -171,8 +175,11 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
 /// afterwards.
 fn resident_blocks(func: &Func) -> Option<u32> {
     func.walk().iter().find_map(|&id| match &func.op(id).op {
-        Op::WarpSpecialize { warps, registers, .. } => match registers[..] {
-            [consumer, producer] => Some((REGISTERS / (32 * warps * consumer + 128 * producer)).max(1)),
+        Op::WarpSpecialize { warps, registers, replicas, .. } => match registers[..] {
+            [consumer, producer] => {
+                let consumer_threads = 32 * warps * replicas.unwrap_or(1);
+                Some((REGISTERS / (consumer_threads * consumer + 128 * producer)).max(1))
+            }
             _ => None,
         },
         _ => None,
@@ -182,7 +189,16 @@ fn resident_blocks(func: &Func) -> Option<u32> {
 /// Threads per block: those of `num_warps`, plus four producer warps in a warp-specialized kernel.
 fn block_threads(func: &Func, options: &CompileOptions) -> u32 {
     let is_specialized = func.walk().iter().any(|&id| matches!(func.op(id).op, Op::WarpSpecialize { .. }));
-    32 * (options.num_warps + if is_specialized { 4 } else { 0 })
+    32 * (options.num_warps * replicas(func) + if is_specialized { 4 } else { 0 })
+}
+
+/// The programs that one block runs.
+fn replicas(func: &Func) -> u32 {
+    let of_op = |id: OpId| match func.op(id).op {
+        Op::WarpSpecialize { replicas, .. } => replicas,
+        _ => None,
+    };
+    func.walk().into_iter().find_map(of_op).unwrap_or(1)
 }
 
 /// How the launch passes an argument of this type. 16-bit floats are passed as their bits.
@@ -249,6 +265,10 @@ struct Lowering<'f> {
     num_warps: u32,
     /// The number of consumer warps, for barriers inside of the consumer partition; `None` outside of it.
     consumers: Option<u32>,
+    /// The programs that one block runs, consecutive on axis 0.
+    replicas: u32,
+    /// The index of the program that the code being lowered belongs to, where there are several.
+    replica: Option<Val>,
     /// Registers available to a thread that issues `wgmma`.
     registers: u32,
     e: Emitter,
@@ -361,21 +381,50 @@ impl<'f> Lowering<'f> {
         if self.plan.has_row_reductions() {
             self.wait_for_bulk_reductions();
         }
-        let which = match self.consumers {
-            Some(warps) => format!("1, {}", 32 * warps),
-            None => "0".to_string(),
-        };
+        match (self.consumers, self.replica.clone()) {
+            (Some(warps), Some(replica)) => {
+                let id = self.e.hoist(format!("add i32 {replica}, 1"));
+                let barrier = format!("bar.sync $0, {};", 32 * warps);
+                self.e.void(format!("call void asm sideeffect \"{barrier}\", \"r,~{{memory}}\"(i32 {id}) #1"));
+            }
+            (Some(warps), None) => self.named_barrier(&format!("1, {}", 32 * warps)),
+            (None, _) => self.named_barrier("0"),
+        }
+    }
+
+    fn named_barrier(&mut self, which: &str) {
         self.e.void(format!("call void asm sideeffect \"bar.sync {which};\", \"~{{memory}}\"() #1"));
+    }
+
+    /// The index of the program on an axis.
+    fn program_id(&mut self, axis: u32) -> Val {
+        let first = self.of_grid("ctaid", axis);
+        match self.replica.clone().filter(|_| axis == 0) {
+            Some(replica) => self.e.hoist(format!("add i32 {first}, {replica}")),
+            None => first,
+        }
+    }
+
+    /// A register that counts blocks on an axis, in programs.
+    fn of_grid(&mut self, register: &str, axis: u32) -> Val {
+        let name = format!("llvm.nvvm.read.ptx.sreg.{register}.{}", ["x", "y", "z"][axis as usize]);
+        self.e.declare(&format!("declare i32 @{name}()"));
+        let blocks = self.e.hoist(format!("call i32 @{name}()"));
+        match self.replicas {
+            2.. if axis == 0 => self.e.hoist(format!("mul i32 {blocks}, {}", self.replicas)),
+            _ => blocks,
+        }
     }
 
     fn op(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         match &data.op {
-            Op::ProgramId { axis } | Op::NumPrograms { axis } => {
-                let register = if matches!(data.op, Op::ProgramId { .. }) { "ctaid" } else { "nctaid" };
-                let name = format!("llvm.nvvm.read.ptx.sreg.{register}.{}", ["x", "y", "z"][*axis as usize]);
-                self.e.declare(&format!("declare i32 @{name}()"));
-                let v = self.e.hoist(format!("call i32 @{name}()"));
+            Op::ProgramId { axis } => {
+                let v = self.program_id(*axis);
+                self.set(data.results[0], vec![v]);
+            }
+            Op::NumPrograms { axis } => {
+                let v = self.of_grid("nctaid", *axis);
                 self.set(data.results[0], vec![v]);
             }
             Op::Constant { .. }

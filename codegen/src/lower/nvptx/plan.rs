@@ -60,6 +60,9 @@ pub struct Placed {
 pub struct SharedPlan {
     /// Dynamic shared memory per block, in bytes.
     pub bytes: u32,
+    /// Bytes of the memory of which each replica has its own: that of ops in the consumer partition. Offsets are those
+    /// of the first replica.
+    pub replica_bytes: u32,
     /// By offset.
     pub placed: Vec<Placed>,
     offsets: HashMap<OpId, u32>,
@@ -93,6 +96,34 @@ impl Allocation {
             Contents::Buffer | Contents::Ring | Contents::Mbarriers => false,
         }
     }
+}
+
+/// Places allocations in this order, each at the lowest offset from `start` on that is free during its live range.
+fn place_from(start: u32, allocations: &[Allocation]) -> Vec<(u32, &Allocation)> {
+    let mut placed: Vec<(u32, &Allocation)> = Vec::new();
+    for allocation in allocations {
+        let mut at = start;
+        loop {
+            let end = at + allocation.bytes;
+            let clash = placed
+                .iter()
+                .filter(|(start, p)| {
+                    *start < end && at < start + p.bytes && p.first <= allocation.last && allocation.first <= p.last
+                })
+                .map(|(start, p)| start + p.bytes)
+                .max();
+            match clash {
+                Some(next) => at = next.next_multiple_of(allocation.align),
+                None => break,
+            }
+        }
+        placed.push((at, allocation));
+    }
+    placed
+}
+
+fn end_of(placed: &[(u32, &Allocation)]) -> u32 {
+    placed.iter().map(|(at, allocation)| at + allocation.bytes).max().unwrap_or(0)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -311,30 +342,18 @@ impl SharedPlan {
         }
         // Largest first, each at the lowest offset that is free during its live range.
         allocations.sort_by_key(|n| (n.is_scratch(), std::cmp::Reverse(n.bytes), n.first));
-        let mut placed: Vec<(u32, &Allocation)> = Vec::new();
-        for allocation in &allocations {
-            let mut at = 0u32;
-            loop {
-                let end = at + allocation.bytes;
-                let clash = placed
-                    .iter()
-                    .filter(|(start, p)| {
-                        *start < end && at < start + p.bytes && p.first <= allocation.last && allocation.first <= p.last
-                    })
-                    .map(|(start, p)| start + p.bytes)
-                    .max();
-                match clash {
-                    Some(next) => at = next.next_multiple_of(allocation.align),
-                    None => break,
-                }
-            }
-            placed.push((at, allocation));
-            self.bytes = self.bytes.max(at + allocation.bytes);
-            if allocation.is_scratch() {
-                self.scratch.insert(allocation.op, at);
-            } else {
-                self.offsets.insert(allocation.op, at);
-            }
+        let replicas = super::replicas(func);
+        let (of_replica, of_block): (Vec<Allocation>, Vec<Allocation>) =
+            allocations.into_iter().partition(|a| replicas > 1 && func.block_of(a.op) != Some(func.body));
+        let mut placed = place_from(0, &of_block);
+        let start = end_of(&placed).next_multiple_of(BUFFER_ALIGN);
+        let own = place_from(start, &of_replica);
+        self.replica_bytes = end_of(&own).saturating_sub(start).next_multiple_of(BUFFER_ALIGN);
+        self.bytes = if own.is_empty() { end_of(&placed) } else { start + replicas * self.replica_bytes };
+        placed.extend(own);
+        for (at, allocation) in &placed {
+            let offsets = if allocation.is_scratch() { &mut self.scratch } else { &mut self.offsets };
+            offsets.insert(allocation.op, *at);
         }
         let end = order.len().saturating_sub(1);
         let place = |(offset, a): &(u32, &Allocation)| {

@@ -105,7 +105,7 @@ impl Lowering<'_> {
         let writer = self.threads.first_of(&mut self.e, alike);
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
-        let scratch = self.plan.scratch(id);
+        let scratch = self.scratch(id);
         let mut columns: Vec<Vec<Vec<Val>>> = Vec::new();
         let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
         let dtypes: Vec<DType> = elems.iter().filter_map(|elem| elem.num()).collect();
@@ -116,7 +116,7 @@ impl Lowering<'_> {
         let (starts, _) = scratch::reduction_operands(parts * count, &dtypes);
         let mut reads = Vec::new();
         for (i, (&dtype, start)) in dtypes.iter().zip(starts).enumerate() {
-            let (bytes, base) = (dtype.bytes() as u32, scratch + start);
+            let (bytes, base) = (dtype.bytes() as u32, self.e.hoist(format!("add i32 {scratch}, {start}")));
             let values: Vec<Val> = partial.iter().map(|v| v[i].clone()).collect();
             let own = self.e.hoist(format!("mul i32 {rank}, {}", count * bytes));
             let own = self.e.hoist(format!("add i32 {own}, {base}"));
@@ -128,7 +128,7 @@ impl Lowering<'_> {
         for (base, dtype, bytes) in reads {
             let mut all = Vec::new();
             for part in 0..parts {
-                let at = (base + part * count * bytes).to_string();
+                let at = self.e.hoist(format!("add i32 {base}, {}", part * count * bytes));
                 let mut access = self.shared_access(layout, &memory, at, dtype);
                 all.push(self.load_shared(&mut access, layout.num_registers()));
             }

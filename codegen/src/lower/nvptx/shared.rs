@@ -130,10 +130,26 @@ impl Lowering<'_> {
 
     pub(super) fn local_alloc(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let base = self.plan.offset(id).to_string();
+        let base = self.own_memory(self.plan.offset(id));
         self.values[data.results[0].0 as usize] = Some(std::rc::Rc::new(vec![base]));
         if let Some(&tile) = data.operands.first() {
             self.write_buffer(data.results[0], tile);
+        }
+    }
+
+    /// The byte offset of an op's scratch memory.
+    pub(super) fn scratch(&mut self, id: OpId) -> Val {
+        self.own_memory(self.plan.scratch(id))
+    }
+
+    /// The byte offset of memory of which each replica has its own.
+    fn own_memory(&mut self, offset: u32) -> Val {
+        match self.replica.clone() {
+            Some(replica) => {
+                let start = self.e.hoist(format!("mul i32 {replica}, {}", self.plan.replica_bytes));
+                self.e.hoist(format!("add i32 {start}, {offset}"))
+            }
+            None => offset.to_string(),
         }
     }
 
@@ -274,7 +290,7 @@ impl Lowering<'_> {
             Conversion::Shared => {
                 let (bytes, matrices) = ((elem.bits() / 8) as u32, self.arch >= GpuArch::Sm90a);
                 let memory = LinearLayout::conversion_scratch(from, to, bytes, matrices);
-                let base = self.plan.scratch(id).to_string();
+                let base = self.scratch(id);
                 self.through_shared(from, to, &memory, &base, &regs, elem)
             }
             Conversion::Blocks => panic!("internal compiler error: a conversion between blocks"),
@@ -321,7 +337,7 @@ impl Lowering<'_> {
         let from = self.tile_layout(source).clone();
         let order: Vec<usize> = (0..shape.len()).rev().collect();
         let memory = LinearLayout::shared_row_major(from.shape(), &order);
-        let base = self.plan.scratch(id).to_string();
+        let base = self.scratch(id);
         let regs = self.regs(source);
         let mut write = self.shared_access(&from, &memory, base.clone(), elem);
         self.store_by_owners(&from, &mut write, &regs);
@@ -441,7 +457,7 @@ impl Lowering<'_> {
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
         let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
-        let base = self.plan.scratch(id).to_string();
+        let base = self.scratch(id);
         let elem = self.dtype(result);
         let mut access = self.shared_access(layout, &memory, base.clone(), elem);
         self.store_by_owners(layout, &mut access, &values);
@@ -453,7 +469,7 @@ impl Lowering<'_> {
     /// Broadcasts a scalar from thread 0.
     pub(super) fn broadcast_scalar(&mut self, result: Value, values: Vec<Val>) -> Vec<Val> {
         let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
-        let base = self.plan.scratch(id);
+        let base = self.scratch(id);
         let elem = self.dtype(result);
         let ty = memory_type(elem);
         let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));

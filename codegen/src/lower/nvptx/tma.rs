@@ -9,9 +9,6 @@ use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 /// The size of an mbarrier, in bytes.
 pub(super) const MBARRIER_BYTES: u32 = 8;
 
-/// The first named barrier for ping-pong scheduling; 0 is the block's, 1 the consumer partition's.
-const FIRST_PINGPONG_BARRIER: u32 = 2;
-
 impl Lowering<'_> {
     /// i1: this thread acts for its partition (or its block).
     fn leader(&mut self) -> Val {
@@ -226,18 +223,37 @@ impl Lowering<'_> {
     /// Emits `bar.sync` or `bar.arrive` (`how`) on the named barrier of the warpgroup `ahead` positions after this one.
     /// Each barrier counts the 256 threads of its own warpgroup and the previous one.
     pub(super) fn pingpong_barrier(&mut self, how: &str, ahead: u32) {
-        let groups = self.consumers.expect("internal compiler error: ping-pong outside of a consumer partition") / 4;
-        let own = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+        let groups = self.num_warpgroups();
+        let own = self.warpgroup();
         let next = self.e.hoist(format!("add i32 {own}, {ahead}"));
-        let next = self.e.hoist(format!("and i32 {next}, {}", groups - 1));
-        let id = self.e.hoist(format!("add i32 {next}, {FIRST_PINGPONG_BARRIER}"));
+        let next = self.e.hoist(format!("urem i32 {next}, {groups}"));
+        // The barriers before are those of the programs.
+        let id = self.e.hoist(format!("add i32 {next}, {}", 1 + self.replicas));
         self.e.void(format!("call void asm sideeffect \"bar.{how} $0, 256;\", \"r,~{{memory}}\"(i32 {id}) #1"));
     }
 
+    /// The consumer warpgroups of the block.
+    fn num_warpgroups(&self) -> u32 {
+        let warps = self.consumers.expect("internal compiler error: ping-pong outside of a consumer partition");
+        self.replicas * warps / 4
+    }
+
+    /// The index of this consumer warpgroup in the block.
+    fn warpgroup(&mut self) -> Val {
+        let in_program = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+        match (self.replica.clone(), self.consumers) {
+            (Some(replica), Some(warps)) => {
+                let first = self.e.hoist(format!("mul i32 {replica}, {}", warps / 4));
+                self.e.hoist(format!("add i32 {first}, {in_program}"))
+            }
+            _ => in_program,
+        }
+    }
+
     /// Makes the last warpgroup arrive once before the loop, so that the first warpgroup starts.
-    fn start_pingpong(&mut self, warps: u32) {
-        let own = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
-        let last = self.e.hoist(format!("icmp eq i32 {own}, {}", warps / 4 - 1));
+    fn start_pingpong(&mut self) {
+        let own = self.warpgroup();
+        let last = self.e.hoist(format!("icmp eq i32 {own}, {}", self.num_warpgroups() - 1));
         self.when(Some(last), |this| this.pingpong_barrier("arrive", 1));
     }
 
@@ -245,13 +261,14 @@ impl Lowering<'_> {
     pub(super) fn warp_specialize(&mut self, id: OpId) -> Result<()> {
         let func = self.func;
         let data = func.op(id);
-        let Op::WarpSpecialize { warps, producers, registers } = &data.op else {
+        let Op::WarpSpecialize { warps, producers, registers, .. } = &data.op else {
             panic!("internal compiler error: not a warp_specialize")
         };
+        let consumers = warps * self.replicas;
         let labels = ["consume", "produce", "produced"].map(|hint| self.e.new_label(hint));
         let [consume, produce, join] = &labels;
         let warp = self.warp_uniform(|_, t| t.warp.clone());
-        let producer = self.e.hoist(format!("icmp uge i32 {warp}, {warps}"));
+        let producer = self.e.hoist(format!("icmp uge i32 {warp}, {consumers}"));
         self.e.branch_if(&producer, produce, consume);
 
         self.e.start_block(consume);
@@ -261,11 +278,18 @@ impl Lowering<'_> {
             ));
         }
         self.consumers = Some(*warps);
+        let outer = self.threads.warp.clone();
+        if self.replicas > 1 {
+            self.replica = Some(self.e.hoist(format!("udiv i32 {warp}, {warps}")));
+            self.threads.warp = self.e.hoist(format!("urem i32 {outer}, {warps}"));
+        }
         if func.walk_from(data.regions[0]).iter().any(|&op| func.op(op).op == Op::PingpongWait) {
-            self.start_pingpong(*warps);
+            self.start_pingpong();
         }
         self.block(data.regions[0])?;
         self.consumers = None;
+        self.replica = None;
+        self.threads.warp = outer;
         self.e.branch(join);
 
         self.e.start_block(produce);
@@ -274,10 +298,10 @@ impl Lowering<'_> {
                 "call void asm sideeffect \"setmaxnreg.dec.sync.aligned.u32 {n};\", \"~{{memory}}\"() #1"
             ));
         }
-        let own = self.e.hoist(format!("sub i32 {}, {warps}", self.threads.warp));
+        let own = self.e.hoist(format!("sub i32 {}, {consumers}", self.threads.warp));
         if *producers < 4 {
             let active = self.e.new_label("active");
-            let uniform = self.e.hoist(format!("sub i32 {warp}, {warps}"));
+            let uniform = self.e.hoist(format!("sub i32 {warp}, {consumers}"));
             let first = self.e.hoist(format!("icmp ult i32 {uniform}, {producers}"));
             self.e.branch_if(&first, &active, join);
             self.e.start_block(&active);

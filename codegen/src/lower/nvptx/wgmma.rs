@@ -1,5 +1,4 @@
-//! Lowers waits for `wgmma`: the registers that `wgmma` in flight write, and the values that must be computed before
-//! the wait.
+//! Lowers waits for `wgmma`: the registers that `wgmma` in flight write and read.
 
 use super::dot::register_class;
 use super::emit::Val;
@@ -12,23 +11,11 @@ impl Lowering<'_> {
     pub(super) fn wgmma_wait(&mut self, id: OpId) {
         let data = self.func.op(id);
         let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wgmma_wait") };
-        let in_flight = |&v: &Value| match self.func.def_op(v) {
-            Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For { .. }),
-            None => true,
-        };
-        let (accumulators, computed): (Vec<Value>, Vec<Value>) = data.operands.iter().copied().partition(in_flight);
-        for (&v, &result) in data.operands.iter().zip(&data.results) {
-            if computed.contains(&v) {
-                let regs = self.regs(v);
-                self.force_before_wait(&regs);
-                self.values[result.0 as usize] = Some(regs);
-            }
-        }
         // Registers that no `wgmma` writes keep their values, and take no register if these are constant.
-        let written: Vec<Vec<bool>> = accumulators.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
+        let written: Vec<Vec<bool>> = data.operands.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
         let mut regs: Vec<Val> = Vec::new();
         let (mut types, mut classes) = (Vec::new(), Vec::new());
-        for (&v, written) in accumulators.iter().zip(&written) {
+        for (&v, written) in data.operands.iter().zip(&written) {
             regs.extend(self.regs(v).iter().zip(written).filter(|(_, written)| **written).map(|(reg, _)| reg.clone()));
             types.resize(regs.len(), llvm_type(Elem::Num(self.dtype(v))));
             classes.resize(regs.len(), register_class(self.dtype(v)));
@@ -53,8 +40,7 @@ impl Lowering<'_> {
             args.join(", ")
         ));
         let mut next_output = 0..regs.len();
-        let results = data.operands.iter().zip(&data.results).filter(|(o, _)| accumulators.contains(o));
-        for ((&o, &result), written) in results.zip(&written) {
+        for ((&o, &result), written) in data.operands.iter().zip(&data.results).zip(&written) {
             let before = self.regs(o);
             let values =
                 before.iter().zip(written).map(|(reg, written)| match written.then(|| next_output.next()).flatten() {
@@ -144,39 +130,7 @@ impl Lowering<'_> {
     }
 }
 
-/// The maximum number of registers that one `force_before_wait` ties.
-const TIED_REGISTERS: usize = 32;
-
 impl Lowering<'_> {
-    /// Forces these floats to be computed before the wait that follows. ptxas moves a wait above arithmetic without a
-    /// dependency on it, but not above a store to shared memory. These stores are predicated off by a condition that is
-    /// never true, which ptxas cannot prove.
-    fn force_before_wait(&mut self, regs: &[Val]) {
-        // Several predicates: ptxas turns a long run of instructions with one predicate into a branch.
-        let never = ["x", "y", "z"].map(|axis| {
-            let grid = self.e.hoist(format!("call i32 asm \"mov.u32 $0, %nctaid.{axis};\", \"=r\"() #2"));
-            self.e.hoist(format!("icmp eq i32 {grid}, 0"))
-        });
-        let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
-        let step = regs.len().div_ceil(TIED_REGISTERS).max(1);
-        let sample: Vec<&Val> = regs.chunks(4).step_by(step).flatten().collect();
-        for (i, words) in sample.chunks(4).enumerate() {
-            let never = &never[i % 3];
-            let list: Vec<String> = (0..words.len()).map(|i| format!("${}", i + 2)).collect();
-            let (width, list) = match words.len() {
-                4 => (".v4", format!("{{{}}}", list.join(","))),
-                2 => (".v2", format!("{{{}}}", list.join(","))),
-                _ => ("", list[0].clone()),
-            };
-            let args: Vec<String> = words.iter().map(|w| format!("float {w}")).collect();
-            let floats = vec!["f"; words.len()].join(",");
-            self.e.void(format!(
-                "call void asm sideeffect \"@$0 st.shared{width}.b32 [$1], {list};\", \"b,r,{floats},~{{memory}}\"(i1 {never}, i32 {start}, {}) #1",
-                args.join(", ")
-            ));
-        }
-    }
-
     /// The words of the register operands of the `wgmma` that produce these results and of those that they accumulate
     /// onto.
     fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {

@@ -18,7 +18,8 @@ struct State {
 struct RingValues {
     ring: Value,
     full: Value,
-    empty: Value,
+    /// `None` for a buffer that is filled once.
+    empty: Option<Value>,
 }
 
 struct Partitioner<'a> {
@@ -47,12 +48,13 @@ pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let ret = ops.pop().expect("internal compiler error: a kernel without a terminator");
     let mut start = partitioner.states(consume, 0);
     partitioner.func.insert(consume, partitioner.func.block(consume).ops.len(), &ops);
-    partitioner.consume(consume, &mut start);
+    partitioner.consume(consume, body, None, &mut start);
     partitioner.end(consume);
 
     let (warps, registers, loc) = (plan.warps, plan.registers(), partitioner.loc.clone());
     let func = partitioner.func;
-    let op = Op::WarpSpecialize { warps, producers: 1, registers };
+    let replicas = Some(plan.replicas).filter(|&count| count > 1);
+    let op = Op::WarpSpecialize { warps, producers: 1, registers, replicas };
     let split = func.create_op(op, vec![], vec![], vec![consume, produce], loc);
     let mut ops = func.take_ops(head);
     ops.extend([split, ret]);
@@ -66,8 +68,8 @@ impl Partitioner<'_> {
 
     /// Allocates rings and mbarriers before the partitions.
     fn rings(&mut self, block: BlockId) {
-        let count = self.plan.stages as usize;
-        for group in &self.plan.groups {
+        for (number, group) in self.plan.groups.iter().enumerate() {
+            let count = self.plan.depth(number) as usize;
             let mut values: Vec<RingValues> = Vec::new();
             for ring in &group.rings {
                 let Type::Shared { shape, elem, layout } = ring.buffer.clone() else {
@@ -82,7 +84,7 @@ impl Partitioner<'_> {
                 // Arrivals per phase: of the thread that sets the expected bytes, or of each thread of the copying
                 // warp.
                 let arrivals = if ring.tma { 1 } else { 32 };
-                let readers = self.plan.warps * ring.arriving_lanes();
+                let readers = self.plan.readers(number) * ring.arriving_lanes();
                 let buffers = one(self, Op::LocalAlloc, ty);
                 if let Some(tracker) = values.get(ring.tracker) {
                     let RingValues { full, empty, .. } = *tracker;
@@ -92,7 +94,7 @@ impl Partitioner<'_> {
                 values.push(RingValues {
                     ring: buffers,
                     full: one(self, Op::MbarrierAlloc { arrivals }, barriers.clone()),
-                    empty: one(self, Op::MbarrierAlloc { arrivals: readers }, barriers),
+                    empty: group.is_refilled.then(|| one(self, Op::MbarrierAlloc { arrivals: readers }, barriers)),
                 });
             }
             self.rings.push(values);
@@ -100,12 +102,20 @@ impl Partitioner<'_> {
         self.builder(block).op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
     }
 
-    /// The initial state of each group.
+    /// The initial state of each group, with the parity of a producer (1) or consumer (0).
     fn states(&mut self, block: BlockId, parity: i64) -> Vec<State> {
         (0..self.plan.groups.len())
-            .map(|_| {
+            .map(|group| {
+                let of_replica = self.plan.groups[group].replicated.then_some(i64::from(self.plan.replicas));
                 let mut b = self.builder(block);
-                State { slot: b.int(0, DType::I32), parity: b.int(parity, DType::I32) }
+                let slot = match of_replica {
+                    Some(count) => {
+                        let (id, count) = (b.program_id(0), b.int(count, DType::I32));
+                        b.binary(BinaryOp::Rem, id, count)
+                    }
+                    None => b.int(0, DType::I32),
+                };
+                State { slot, parity: b.int(parity, DType::I32) }
             })
             .collect()
     }
@@ -114,20 +124,26 @@ impl Partitioner<'_> {
         self.builder(block).op(Op::Yield, &[], &[]);
     }
 
-    /// The groups that loops inside of an op use.
+    /// The groups that blocks inside of an op use.
     fn groups_in(&self, id: OpId) -> Vec<usize> {
         let inside = self.func.op(id).regions.iter().flat_map(|&r| self.func.walk_from(r)).chain([id]);
-        let mut groups: Vec<usize> = inside.filter_map(|op| Some(self.plan.loops.get(&op)?.0)).collect();
+        let blocks = inside.flat_map(|op| &self.func.op(op).regions);
+        let mut groups: Vec<usize> = blocks.filter_map(|block| Some(self.plan.blocks.get(block)?.0)).collect();
         groups.sort_unstable();
         groups.dedup();
         groups
     }
 
-    /// The state after an iteration: the next slot, and the flipped parity where the ring wraps.
-    fn advance(&mut self, block: BlockId, state: State) -> State {
-        let stages = i64::from(self.plan.stages);
+    /// The state of a group after its block has run: the next slot, and the flipped parity where the ring wraps.
+    fn advance(&mut self, block: BlockId, group: usize, state: State) -> State {
+        let depth = i64::from(self.plan.depth(group));
+        let replicated = self.plan.groups[group].replicated;
         let mut b = self.builder(block);
-        let (zero, one, end) = (b.int(0, DType::I32), b.int(1, DType::I32), b.int(stages, DType::I32));
+        if replicated {
+            let one = b.int(1, DType::I32);
+            return State { slot: state.slot, parity: b.binary(BinaryOp::Xor, state.parity, one) };
+        }
+        let (zero, one, end) = (b.int(0, DType::I32), b.int(1, DType::I32), b.int(depth, DType::I32));
         let next = b.binary(BinaryOp::Add, state.slot, one);
         let wraps = b.cmp(CmpOp::Eq, next, end);
         let slot = b.select(wraps, zero, next);
@@ -141,7 +157,11 @@ impl Partitioner<'_> {
     fn produce(&mut self, from: BlockId, to: BlockId, states: &mut [State], map: &mut HashMap<Value, Value>) {
         for id in self.func.block(from).ops.clone() {
             if self.slice.loads.contains(&id) {
-                self.produce_load(to, id, states, map);
+                let (group, _) = self.ring_of(id);
+                match self.plan.groups[group].replicated {
+                    true => self.produce_for_each(to, id, states, map),
+                    false => self.produce_load(to, id, states, map),
+                }
             } else if self.slice.ops.contains(&id) {
                 let data = self.func.op(id).clone();
                 let operands = data.operands.iter().map(|v| *map.get(v).unwrap_or(v)).collect();
@@ -154,6 +174,9 @@ impl Partitioner<'_> {
                     _ => self.produce_if(id, to, states, map),
                 }
             }
+        }
+        if let Some(&(group, _)) = self.plan.blocks.get(&from) {
+            states[group] = self.advance(to, group, states[group]);
         }
     }
 
@@ -183,9 +206,6 @@ impl Partitioner<'_> {
             inner[g] = State { slot: pair[0], parity: pair[1] };
         }
         self.produce(from, region, &mut inner, map);
-        if let Some(&(g, _)) = self.plan.loops.get(&id) {
-            inner[g] = self.advance(region, inner[g]);
-        }
         let last = *self.func.block(from).ops.last().expect("internal compiler error: an empty loop");
         let yields = self.func.op(last).operands.clone();
         let mut values: Vec<Value> = kept.iter().map(|&i| at(map, yields[i])).collect();
@@ -226,6 +246,56 @@ impl Partitioner<'_> {
         }
     }
 
+    /// A load for each program of the block.
+    fn produce_for_each(&mut self, to: BlockId, load: OpId, states: &[State], map: &HashMap<Value, Value>) {
+        let (group, _) = self.ring_of(load);
+        let view = self.func.op(load).operands[0];
+        for replica in 0..self.plan.replicas {
+            let number = self.builder(to).int(i64::from(replica), DType::I32);
+            let copy = self.copy_for(to, view, number, map, &mut HashMap::new());
+            let mut own = map.clone();
+            own.insert(view, copy);
+            let mut states = states.to_vec();
+            states[group].slot = number;
+            self.produce_load(to, load, &states, &own);
+        }
+    }
+
+    /// A value of the slice as the program with this number among those of the block computes it.
+    fn copy_for(
+        &mut self,
+        to: BlockId,
+        v: Value,
+        number: Value,
+        map: &HashMap<Value, Value>,
+        copies: &mut HashMap<Value, Value>,
+    ) -> Value {
+        if let Some(&copy) = copies.get(&v) {
+            return copy;
+        }
+        let first = *map.get(&v).unwrap_or(&v);
+        // What a loop or branch gives is the same for all programs, or the plan has refused the load.
+        let id = self.func.def_op(v).filter(|id| self.slice.differs(v) && self.slice.ops.contains(id));
+        let copy = match id {
+            Some(id) => {
+                let data = self.func.op(id).clone();
+                if data.op == (Op::ProgramId { axis: 0 }) {
+                    self.builder(to).binary(BinaryOp::Add, first, number)
+                } else {
+                    let operands: Vec<Value> =
+                        data.operands.iter().map(|&v| self.copy_for(to, v, number, map, copies)).collect();
+                    let types: Vec<Type> = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
+                    let op = self.func.append(to, data.op, operands, types, vec![], data.loc);
+                    let at = data.results.iter().position(|&result| result == v);
+                    self.func.op(op).results[at.expect("internal compiler error: a result of another op")]
+                }
+            }
+            None => first,
+        };
+        copies.insert(v, copy);
+        copy
+    }
+
     /// One load: waits until its buffer is empty, and fills it.
     fn produce_load(&mut self, to: BlockId, load: OpId, states: &[State], map: &HashMap<Value, Value>) {
         let (group, number) = self.ring_of(load);
@@ -237,10 +307,10 @@ impl Partitioner<'_> {
         };
         let view = map[&data.operands[0]];
         // One wait and one expected number of bytes for all rings that these mbarriers track.
-        let RingGroup { rings } = &self.plan.groups[group];
+        let RingGroup { rings, .. } = &self.plan.groups[group];
         let tracked: u32 = self.plan.groups[group].tracked_by(number).map(|i| rings[i].bytes).sum();
         let mut b = Builder::new(self.func, to, data.loc);
-        if ring.tracker == number {
+        if let Some(empty) = empty.filter(|_| ring.tracker == number) {
             b.op(Op::MbarrierWait, &[empty, state.slot, state.parity], &[]);
         }
         let slot = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&ring.buffer));
@@ -258,7 +328,7 @@ impl Partitioner<'_> {
 
     /// The group of the ring that a load fills, and the index of the ring in it.
     fn ring_of(&self, load: OpId) -> (usize, usize) {
-        let mut found = self.plan.loops.values().filter_map(|(group, list)| {
+        let mut found = self.plan.blocks.values().filter_map(|(group, list)| {
             let number = list.iter().position(|c| c.load == load)?;
             Some((*group, number))
         });
@@ -267,8 +337,9 @@ impl Partitioner<'_> {
 
     // The consumers.
 
-    /// Replaces the loads of a block by reads of their rings.
-    fn consume(&mut self, block: BlockId, states: &mut [State]) {
+    /// Replaces the loads of a block, which the plan knows as `planned`, by reads of their rings. `main` is the main stage
+    /// of a loop's body.
+    fn consume(&mut self, block: BlockId, planned: BlockId, main: Option<u32>, states: &mut [State]) {
         for id in self.func.block(block).ops.clone() {
             let groups = self.groups_in(id);
             if groups.is_empty() {
@@ -279,6 +350,12 @@ impl Partitioner<'_> {
                 _ => self.consume_if(id, &groups, states),
             }
         }
+        let plan = self.plan;
+        let Some((group, candidates)) = plan.blocks.get(&planned) else { return };
+        for number in 0..candidates.len() {
+            self.consume_tracked(block, main, candidates, *group, number, states[*group]);
+        }
+        states[*group] = self.advance(block, *group, states[*group]);
     }
 
     fn consume_loop(&mut self, id: OpId, groups: &[usize], states: &mut [State]) {
@@ -298,14 +375,7 @@ impl Partitioner<'_> {
         let main = stages::main_stage(self.func, region);
         let last = self.func.terminator(region);
         self.func.detach(last);
-        self.consume(region, &mut inner);
-        let plan = self.plan;
-        if let Some((g, candidates)) = plan.loops.get(&id) {
-            for number in 0..candidates.len() {
-                self.consume_tracked(region, main, candidates, *g, number, inner[*g]);
-            }
-            inner[*g] = self.advance(region, inner[*g]);
-        }
+        self.consume(region, region, main, &mut inner);
         self.func.push(region, last);
         for &g in groups {
             self.func.add_operands(last, &[inner[g].slot, inner[g].parity]);
@@ -318,7 +388,7 @@ impl Partitioner<'_> {
             let last = self.func.terminator(region);
             self.func.detach(last);
             let mut inner = states.to_vec();
-            self.consume(region, &mut inner);
+            self.consume(region, region, None, &mut inner);
             self.func.push(region, last);
             for &g in groups {
                 self.func.add_operands(last, &[inner[g].slot, inner[g].parity]);
@@ -368,10 +438,12 @@ impl Partitioner<'_> {
         let places = read_results.iter().filter_map(|&v| self.func.op(self.func.def_op(v)?).place);
         let last_read =
             places.filter(|place| main.is_some_and(|main| place.stage > main)).max_by_key(|place| place.order);
-        let (warps, lanes) = (plan.warps, plan.groups[group].rings[tracker].arriving_lanes());
-        let operands = [vec![empty, state.slot], read_results].concat();
-        let release = Builder::new(self.func, block, loc).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
-        self.func.set_place(release, last_read);
+        if let Some(empty) = empty {
+            let (warps, lanes) = (plan.readers(group), plan.groups[group].rings[tracker].arriving_lanes());
+            let operands = [vec![empty, state.slot], read_results].concat();
+            let release = Builder::new(self.func, block, loc).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
+            self.func.set_place(release, last_read);
+        }
         let behind: Vec<bool> = views.iter().map(|&view| stages::place_view(self.func, block, main, view)).collect();
         if behind.iter().all(|&behind| behind) {
             let place = self.func.op(views[0]).place;
@@ -394,7 +466,7 @@ impl Partitioner<'_> {
         number: usize,
         state: State,
     ) -> (OpId, Vec<Value>) {
-        let RingGroup { rings } = &self.plan.groups[group];
+        let RingGroup { rings, .. } = &self.plan.groups[group];
         let buffers = self.rings[group][number].ring;
         let replaced = self.tiles_of(c);
         let loc = self.func.op(c.load).loc.clone();
@@ -435,16 +507,17 @@ impl Partitioner<'_> {
     }
 
     /// The operands of the release of a buffer: values that are computed only after the buffer, or a view of it, has
-    /// been read. Where a region of an op reads it, these are the results of the op, and the buffer itself, because the
-    /// op may have no results.
+    /// been read. Where regions of ops read it, these are the results of the last such op, and the buffer itself, because
+    /// the op may have no results.
     fn read_results(&self, block: BlockId, buffer: Value) -> Vec<Value> {
         let mut derived = vec![buffer];
         let mut results = Vec::new();
+        let mut of_regions = Vec::new();
         for &id in &self.func.block(block).ops {
             let data = self.func.op(id);
             let mut inside = data.regions.iter().flat_map(|&region| self.func.walk_from(region));
             if inside.any(|inner| self.func.op(inner).operands.iter().any(|v| derived.contains(v))) {
-                results.extend(data.results.iter().chain([&buffer]));
+                of_regions = [&data.results[..], &[buffer]].concat();
                 continue;
             }
             if !data.operands.iter().any(|v| derived.contains(v)) {
@@ -460,6 +533,7 @@ impl Partitioner<'_> {
                 _ => {}
             }
         }
+        results.extend(of_regions);
         results.sort();
         results.dedup();
         results

@@ -24,13 +24,16 @@ impl Problem {
         let mut func = func.clone();
         let region = func.op(id).regions[0];
         require_single_block(&func, id)?;
-        let loads = scheduled_loads(&mut func, id)?;
+        let loads = scheduled_loads(&mut func, region)?;
         let plan = Plan::scheduled(&mut func, arch, options)?;
         let main = stages::main_stage(&func, region).unwrap_or(0);
         let is_produced = |c: &Candidate| func.op(c.load).place.is_some_and(|p| p.partition == Partition::Producer);
         let producer = loads.iter().any(is_produced);
         let (groups, warps) = match producer {
-            true => ((options.num_warps / WARPGROUP).max(1), WARPGROUP),
+            true => {
+                let replicas = plan.as_ref().map_or(1, |plan| plan.replicas);
+                ((options.num_warps / WARPGROUP).max(1) * replicas, WARPGROUP)
+            }
             false => (1, options.num_warps),
         };
         let depth = loads.iter().map(|c| c.depth).max().unwrap_or(0);
@@ -50,7 +53,7 @@ impl Problem {
             depth,
             // Loops that share rings keep their depth: the schedule of one would change that of the others.
             depth_limit: match &plan {
-                Some(plan) if plan.loops.len() == 1 => plan.stage_limit(&func, arch).max(depth),
+                Some(plan) if plan.num_loops() == 1 => plan.stage_limit(&func, arch).max(depth),
                 Some(_) | None => depth,
             },
             ring_bytes: loads.iter().map(|c| c.buffer_bytes() as u32).sum(),

@@ -164,6 +164,7 @@ fn compile_plain(func: &Func, cpu: &HostCpu) -> Artifact {
         args: module.args,
         threads: 1,
         shared_bytes: 0,
+        programs_per_block: 1,
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: String::new(),
