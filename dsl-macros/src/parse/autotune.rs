@@ -130,7 +130,7 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
     if list.is_empty() && errors.is_empty() {
         errors.push(Error::new(list_span, format!("no configurations: {HELP}")));
     }
-    let mut tuned: Option<Vec<Ident>> = None;
+    let tuned = tuned_constants(&list, signature);
     let mut configs = Vec::new();
     let mut texts = Vec::new();
     for expr in list {
@@ -160,7 +160,7 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
         }
         for call in combinations(call) {
             let known = errors.len();
-            let config = read_config(&call, signature, &mut tuned, errors);
+            let config = read_config(&call, signature, &tuned, errors);
             // The other combinations have the same errors.
             if errors.len() > known {
                 break;
@@ -174,7 +174,20 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             configs.push(config);
         }
     }
-    (tuned.unwrap_or_default(), configs)
+    (tuned, configs)
+}
+
+/// The constants that some configuration sets, in the order in which they appear.
+fn tuned_constants(list: &[&Expr], signature: &Signature) -> Vec<Ident> {
+    let calls = list.iter().filter_map(|expr| if let Expr::Call(call) = expr { Some(call) } else { None });
+    let names = calls.flat_map(|call| call.args.iter().filter_map(|arg| Some(named_argument(arg)?.0.clone())));
+    let mut tuned: Vec<Ident> = Vec::new();
+    for name in names {
+        if !tuned.contains(&name) && constants(signature).any(|p| p.name == name) {
+            tuned.push(name);
+        }
+    }
+    tuned
 }
 
 /// Maximum number of configurations that one `Config` with lists may expand to: a typo should not cause hours of
@@ -229,13 +242,8 @@ fn combinations(call: &ExprCall) -> Vec<ExprCall> {
     })
 }
 
-/// Parses one configuration; `tuned` holds the constants of the first one.
-fn read_config(
-    call: &ExprCall,
-    signature: &Signature,
-    tuned: &mut Option<Vec<Ident>>,
-    errors: &mut Vec<Error>,
-) -> Config {
+/// Parses one configuration. A constant of `tuned` that it does not set has its default.
+fn read_config(call: &ExprCall, signature: &Signature, tuned: &[Ident], errors: &mut Vec<Error>) -> Config {
     let mut given = Vec::new();
     let mut config = Config {
         constants: Vec::new(),
@@ -256,19 +264,22 @@ fn read_config(
     if errors.len() > known {
         return config;
     }
-    let order = tuned.get_or_insert_with(|| given.iter().map(|(name, _)| name.clone()).collect());
-    if let Some((extra, _)) = given.iter().find(|(name, _)| !order.contains(name)) {
-        let message =
-            format!("the first configuration has no `{extra}`: all configurations must set the same constants");
-        errors.push(Error::new(extra.span(), message));
-    }
-    if let Some(missing) = order.iter().find(|name| !given.iter().any(|(n, _)| n == *name)) {
-        let message = format!("`{missing}` is missing: all configurations must set the same constants");
-        errors.push(Error::new(call.func.span(), message));
-    }
-    for name in order.iter() {
-        let value = given.iter().position(|(n, _)| n == name).map(|place| given.swap_remove(place).1);
-        config.constants.extend(value);
+    for name in tuned {
+        let own = given.iter().position(|(n, _)| n == name).map(|place| given.swap_remove(place).1);
+        let default = constants(signature).find(|p| p.name == *name).and_then(|p| match &p.kind {
+            ParamKind::Constexpr(default) => default.clone(),
+            _ => None,
+        });
+        match own.or(default) {
+            Some(value) => config.constants.push(value),
+            None => {
+                let message = format!(
+                    "`{name}` is missing, which another configuration sets and which has no default: give it a value, or \
+                     `#[constexpr = …]` in the kernel"
+                );
+                errors.push(Error::new(call.func.span(), message));
+            }
+        }
     }
     config
 }

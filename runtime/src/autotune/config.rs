@@ -21,7 +21,7 @@ use crate::kernel::{Grid, LaunchConfig};
 #[derive(Debug)]
 pub struct Autotune {
     pub def: &'static KernelDef,
-    /// The constants that a configuration sets, in the order of the first configuration.
+    /// The constants that configurations set. One that does not set a constant takes its default.
     pub tuned: &'static [&'static str],
     pub configs: &'static [ConfigDef],
     /// Names of the arguments and constants in the key; element types are always part of the key.
@@ -135,10 +135,11 @@ impl Config {
         self.constant(name).and_then(T::from_const)
     }
 
-    /// Like [`Config::get`], for the argument struct of `def`.
+    /// Like [`Config::get`], or the default of the constant, for the argument struct of `def`.
     #[doc(hidden)]
     pub fn value<T: Constexpr>(&self, def: &'static KernelDef, name: &'static str) -> Result<T> {
-        self.get(name).ok_or_else(|| Error::Argument {
+        let default = || def.default_of(name).as_ref().and_then(T::from_const);
+        self.get(name).or_else(default).ok_or_else(|| Error::Argument {
             kernel: format!("`{}` ({}:{})", def.name, def.file, def.line),
             name,
             expected: T::TYPE.trim_end().to_string(),
@@ -212,7 +213,21 @@ impl Autotune {
     /// The result of [`Autotune::default`], else the first configuration; the compiler's defaults if there is neither.
     pub fn default_config(&self, problem: &Problem) -> Config {
         let declared = self.default.map(|default| default(problem));
-        declared.or_else(|| self.configs().next()).unwrap_or_default()
+        let mut config = declared.or_else(|| self.configs().next()).unwrap_or_default();
+        self.set_defaults(&mut config);
+        config
+    }
+
+    /// Gives the tuned constants without a value their defaults, and puts all of them in order.
+    fn set_defaults(&self, config: &mut Config) {
+        for &name in self.tuned {
+            if config.constant(name).is_none()
+                && let Some(default) = self.def.default_of(name)
+            {
+                config.constants.push((name, default));
+            }
+        }
+        config.constants.sort_by_key(|(name, _)| self.tuned.iter().position(|tuned| tuned == name));
     }
 
     /// The configurations that tuning measures for a problem, the default first: those that `keep` keeps and that differ
@@ -334,14 +349,13 @@ impl Autotune {
                 }
             }
         }
+        self.set_defaults(&mut config);
         if let Some(missing) = self.tuned.iter().find(|name| config.constant(name).is_none()) {
             return Err(format!("`{missing}` has no value"));
         }
         if !config.num_warps.is_power_of_two() || config.num_warps > 32 || config.num_stages == 0 {
             return Err("num_warps must be a power of two up to 32, and num_stages at least 1".into());
         }
-        let place = |name: &str| self.tuned.iter().position(|tuned| *tuned == name);
-        config.constants.sort_by_key(|(name, _)| place(name));
         Ok(config)
     }
 }
