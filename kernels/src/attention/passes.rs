@@ -33,6 +33,7 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
         d_tile: d_tile(s.d),
         q_tile: tuned(),
         k_tile: tuned(),
+        replicas: tuned(),
         group: s.group,
         causal: options.causal,
         precision: s.precision,

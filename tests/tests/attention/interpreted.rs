@@ -81,6 +81,11 @@ fn modifier_tensors(case: &Case) -> [HostTensor; 2] {
 }
 
 fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
+    check_replicas(1, form, case, tiles, inputs, expected);
+}
+
+/// Programs that share their loads.
+fn check_replicas(replicas: usize, form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let p = &case.problem;
     let mut o = case.poisoned(case.query_shape());
     let mut lse = poisoned_rows(expected.lse.len());
@@ -89,8 +94,9 @@ fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected
     let mut tensors = vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::Out(&mut o), Arg::Out(&mut lse)];
     tensors.extend([Arg::In(ranges), Arg::In(slopes)]);
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
-    let consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
+    let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
+    consts.push(("replicas", interpret::constant(replicas)));
+    let programs = grid([p.n_q.div_ceil(tiles.q * replicas) * replicas, p.heads_q, p.batch]);
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 2], &consts, programs, &mut args);
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
@@ -222,6 +228,26 @@ fn warp_specialized() {
         let form = Form::WarpSpecialized { num_warps, num_stages };
         check_forward(form, case, tiles, &inputs, &expected);
         check_backward(form, case, tiles, &inputs, &expected);
+    }
+}
+
+/// Programs that share a block and its loads, on Hopper: rows that no program needs, masks, modifiers, and a number of
+/// programs that is no power of two. Elsewhere each program is one of its own.
+#[test]
+fn replicas() {
+    let tiles = Tiles { q: 64, k: 64 };
+    for (case, replicas, pingpong) in [
+        (Case::new(300, 200, 64).causal(), 3, false),
+        (Case::new(128, 300, 64).heads(2, 2, 1), 3, true),
+        (Case::new(200, 70, 32).causal(), 2, true),
+        (Case::new(250, 300, 128).causal().heads(1, 2, 1), 2, true),
+        (Case::new(100, 130, 64).causal(), 4, true),
+    ] {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        for form in [Form::Replicated { pingpong }, Form::Specialized] {
+            check_replicas(replicas, form, case, tiles, &inputs, &expected);
+        }
     }
 }
 

@@ -119,6 +119,7 @@ impl Variant {
             count("d_tile", d_tile(d)),
             count("q_tile", tiles.q_tile),
             count("k_tile", tiles.k_tile),
+            count("replicas", tiles.replicas),
             ("causal", ConstValue::Bool(true)),
             ("even_keys", ConstValue::Bool(true)),
         ];

@@ -2,8 +2,8 @@
 //!
 //! `64,128,4,2` are q_tile, k_tile, warps and stages. Further words override the compiler's schedule: `ws` (warp
 //! specialization), `pingpong` (ping-pong scheduling of the consumer warpgroups), `ov` (asynchronous MMAs overlap the
-//! next iteration's arithmetic), `tma` (TMA loads), `wgmma` (f32 dots by wgmma), or the same with the prefix `no-`. The
-//! older words `turns` (pingpong) and `bulk` (tma) are accepted too.
+//! next iteration's arithmetic), `tma` (TMA loads), `wgmma` (f32 dots by wgmma), or the same with the prefix `no-`.
+//! `replicas=4` lets four programs of the forward kernel share a block and its loads. The older words `turns` (pingpong) and `bulk` (tma) are accepted too.
 
 use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::config::Pass;
@@ -56,6 +56,13 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     }
     let mut tiles = Tiles::new(q_tile, k_tile, warps as u32, stages as u32);
     for hint in hints {
+        if let Some(count) = hint.strip_prefix("replicas=") {
+            tiles.replicas = match count.parse() {
+                Ok(count @ 1..=7) => count,
+                _ => return Err(format!("replicas is `{count}`: expected 1 to 7")),
+            };
+            continue;
+        }
         let word = hint.strip_prefix("no-").unwrap_or(hint);
         let slot = match word {
             "tma" | "bulk" => &mut tiles.schedule.tma,
@@ -65,7 +72,8 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
             "wgmma" => &mut tiles.schedule.wgmma_f32,
             _ => {
                 return Err(format!(
-                    "`{hint}` is not a hint: expected ws, pingpong, ov, tma or wgmma, or one of them with the prefix no-"
+                    "`{hint}` is not a hint: expected ws, pingpong, ov, tma or wgmma, one of them with the prefix no-, or \
+                     replicas=COUNT"
                 ));
             }
         };
@@ -84,11 +92,12 @@ pub fn text(tiles: Tiles) -> String {
         Some(true) => format!(",{on}"),
         Some(false) => format!(",no-{on}"),
     };
-    let Tiles { q_tile, k_tile, num_warps, num_stages, schedule } = tiles;
+    let Tiles { q_tile, k_tile, replicas, num_warps, num_stages, schedule } = tiles;
     let Schedule { tma, warp_specialize, pingpong, overlap, wgmma_f32 } = schedule;
     let hints = [(tma, "tma"), (warp_specialize, "ws"), (pingpong, "pingpong"), (overlap, "ov"), (wgmma_f32, "wgmma")];
     let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
-    format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}")
+    let replicas = if replicas > 1 { format!(",replicas={replicas}") } else { String::new() };
+    format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}{replicas}")
 }
 
 /// Returns the tiles of a sweep, in addition to the default. Some do not fit some head dimensions: the sweep reports

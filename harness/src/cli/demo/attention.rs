@@ -150,7 +150,9 @@ impl LaunchBuilder<'_> {
     fn forward(&self) -> Call {
         let tiles = self.tiles(Pass::Forward);
         let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
-        self.pass(&FLASH_ATTENTION_FWD, tiles, even, self.over_queries(tiles))
+        let mut call = self.pass(&FLASH_ATTENTION_FWD, tiles, even, self.over_queries(tiles));
+        call.constants.push(count("replicas", tiles.replicas));
+        call
     }
 
     fn preprocess(&self) -> Call {
@@ -174,7 +176,8 @@ impl LaunchBuilder<'_> {
     }
 
     fn over_queries(&self, tiles: Tiles) -> [usize; 3] {
-        [self.problem.n_q.div_ceil(tiles.q_tile), self.problem.heads_q, self.problem.batch]
+        let programs = self.problem.n_q.div_ceil(tiles.q_tile).next_multiple_of(tiles.replicas);
+        [programs, self.problem.heads_q, self.problem.batch]
     }
 
     /// Builds the launch of a kernel that computes scores.

@@ -149,11 +149,11 @@ fn pictures_show_the_kernel() {
     assert!(section("layouts").contains("element [1, 0]: byte 144 of the buffer, bank 4"));
     // The accumulator of wgmma: lanes hold pairs of neighbors, four lanes per row.
     assert!(section("layouts").contains("element [1, 3]: warp 0, lane 5, register 1"));
-    // Two rings of two stages of 128 × 128 bf16.
+    // Two rings of two stages of 128 × 128 bf16, and one of Q of two programs.
     let rings = elements.iter().filter(|e| e.name == "title" && e.text.contains("ring of asynchronous copies"));
     let rings: Vec<&str> = rings.map(|e| e.text.as_str()).collect();
-    assert_eq!(rings.len(), 2, "{rings:?}");
-    assert!(rings.iter().all(|title| title.contains("65536 bytes")), "{rings:?}");
+    let of = |bytes: &str| rings.iter().filter(|title| title.contains(bytes)).count();
+    assert_eq!((rings.len(), of("65536 bytes"), of("32768 bytes")), (3, 2, 1), "{rings:?}");
     // As the manifest of the compiled kernel says.
     let table = elements.iter().find(|e| e.name == "td" && e.text.ends_with(" bytes of 232448")).unwrap();
     let bytes = table.text.split(' ').next().unwrap();
@@ -204,7 +204,7 @@ fn timeline_bars(page: &str) -> Vec<TimelineBar> {
 fn the_timeline_shows_ping_pong_and_overlap() {
     for (settings, groups) in [
         ("d=128,causal=true", ["consumer 0", "consumer 1"]),
-        ("d=64,causal=true", ["block 0, consumer", "block 1, consumer"]),
+        ("d=64,causal=true,q_tile=64,k_tile=128,replicas=1", ["block 0, consumer", "block 1, consumer"]),
     ] {
         let page = explained(&["flash_attention_fwd", "--set", settings, "--pingpong", "true"]);
         assert!(page.contains("Predicted, not measured"));
