@@ -252,6 +252,38 @@ fn a_grid_that_blocks_do_not_cover_is_refused() {
     kernel.launch_with(&device, &options(false).warp_specialize(false)).unwrap();
 }
 
+/// A loop with hints that the compiler may not be able to follow.
+#[kernel(grid = 1)]
+fn hints(c: TensorMut<f32, (n,)>, #[constexpr] stages: u32, #[constexpr] unroll: u32, #[constexpr] replicas: u32) {
+    let mut sum = scalar::<f32>(0.0);
+    for _ in range(0, n, num_stages = stages, unroll = unroll, replicas = replicas) {
+        sum = sum + 1.0;
+    }
+    store(c.block([0], [1]), broadcast_to(sum, [1]), boundary_check = [0]);
+}
+
+#[test]
+fn hints_out_of_range_are_refused_where_they_are_given() {
+    let record = |stages: u32, unroll: u32, replicas: u32| {
+        let consts = consts! { stages = stages, unroll = unroll, replicas = replicas };
+        Hints::DEF.record(&[], consts, &well_aligned(Hints::DEF)).map(|_| ()).map_err(|e| e.to_string())
+    };
+    for (stages, unroll, replicas) in [(1, 1, 1), (16, 256, 7)] {
+        record(stages, unroll, replicas).unwrap();
+    }
+    for ((stages, unroll, replicas), wanted) in [
+        ((0, 1, 1), ["`num_stages` of `range` is 0", "1 to 16"]),
+        ((17, 1, 1), ["`num_stages` of `range` is 17", "1 to 16"]),
+        ((1, 0, 1), ["`unroll` of `range` is 0", "1 to 256"]),
+        ((1, 257, 1), ["`unroll` of `range` is 257", "1 to 256"]),
+        ((1, 1, 0), ["`replicas` of `range` is 0", "1 to 7"]),
+        ((1, 1, 8), ["`replicas` of `range` is 8", "1 to 7"]),
+    ] {
+        let error = record(stages, unroll, replicas).unwrap_err();
+        assert!(wanted.iter().all(|part| error.contains(part)) && error.contains("replicas.rs:"), "{error}");
+    }
+}
+
 /// What cannot be shared runs in blocks of its own, and a note says why.
 #[test]
 fn loads_that_differ_are_explained() {

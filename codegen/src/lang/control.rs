@@ -11,6 +11,7 @@ use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_comb
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, BlockId, Def, Func, Loc, Op, Type, Value};
 use crate::num::int_range;
+use crate::verify::{MAX_REPLICAS, MAX_STAGES, MAX_UNROLL};
 use std::collections::HashSet;
 use std::iter::zip;
 
@@ -161,20 +162,26 @@ where
                 .help("count up, and compute the descending index as `end - 1 - i`"),
         );
     }
-    let replicas = replicas.hint();
-    if replicas == Some(0) {
-        fail(
-            error_here("`replicas` of `range` is 0")
-                .label("at least 1")
-                .help("1 gives each program a block of its own"),
-        );
+    let (num_stages, unroll, replicas) = (num_stages.hint(), unroll.hint(), replicas.hint());
+    for (name, hint, most) in
+        [("num_stages", num_stages, MAX_STAGES), ("unroll", unroll, MAX_UNROLL), ("replicas", replicas, MAX_REPLICAS)]
+    {
+        if let Some(found) = hint
+            && !(1..=most).contains(&found)
+        {
+            fail(
+                error_here(format!("`{name}` of `range` is {found}"))
+                    .label(format!("1 to {most}"))
+                    .help(format!("give `{name}` a value in this range, or leave it out")),
+            );
+        }
     }
     Range {
         start: start.bound(),
         end: end.bound(),
         step,
-        num_stages: num_stages.hint(),
-        unroll: unroll.hint(),
+        num_stages,
+        unroll,
         warp_specialize: warp_specialize.hint(),
         overlap: overlap.hint(),
         split: split.hint(),

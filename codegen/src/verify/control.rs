@@ -4,11 +4,11 @@ use super::{Check, OpCx, Rule, same_types};
 use crate::ir::{DType, Type};
 
 /// Maximum number of pipeline stages.
-const MAX_STAGES: u32 = 16;
+pub(crate) const MAX_STAGES: u32 = 16;
 /// Warpgroups of a block, without that of the producer.
-const MAX_REPLICAS: u32 = 7;
+pub(crate) const MAX_REPLICAS: u32 = 7;
 /// Maximum unroll factor.
-const MAX_UNROLL: u32 = 256;
+pub(crate) const MAX_UNROLL: u32 = 256;
 
 pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>, replicas: Option<u32>) -> Check {
     // Both increase code size.

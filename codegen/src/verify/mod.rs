@@ -18,6 +18,8 @@ mod structure;
 mod tests;
 mod types;
 
+pub(crate) use control::{MAX_REPLICAS, MAX_STAGES, MAX_UNROLL};
+
 use crate::ir::attr::attr_enum;
 use crate::ir::{Func, Loc, Op, OpData, OpId, Stage, Type};
 use crate::mma::Family;
