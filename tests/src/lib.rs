@@ -6,6 +6,7 @@ pub mod configurations;
 pub mod examples;
 pub mod interpret;
 pub mod loops;
+pub mod notes;
 pub mod numerics;
 pub mod on_device;
 pub mod pointer_loads;

@@ -3,18 +3,17 @@
 
 use tilewright::LaunchArg;
 use tilewright::prelude::*;
-use tilewright_codegen::ir::{DType, Func, Op, Stage};
+use tilewright_codegen::ir::{DType, Func, Op};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::passes::assume_ranges;
-use tilewright_codegen::pipeline::{self, Observer};
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_tests::configurations::well_aligned;
-use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
 use tilewright_tests::pointer_loads::{
     GATHERED_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated,
 };
+use tilewright_tests::{consts, notes};
 
 /// The forms of all tests: each architecture with two and with more stages, and the requests that a loop of pointer
 /// loads cannot honor.
@@ -106,18 +105,6 @@ fn pages_and_rows_are_gathered() {
     }
 }
 
-/// What a compilation says.
-#[derive(Default)]
-struct Notes(Vec<String>);
-
-impl Observer for Notes {
-    fn after(&mut self, _: &'static str, _: Stage, _: &Func) {}
-    fn llvm_ir(&mut self, _: &str) {}
-    fn note(&mut self, note: &str) {
-        self.0.push(note.to_string());
-    }
-}
-
 /// A kernel's Tile IR as recorded for well-aligned row-major matrices.
 fn recorded(def: &KernelDef, consts: &[(&str, ConstValue)]) -> Func {
     let mut specialization = well_aligned(def);
@@ -127,12 +114,6 @@ fn recorded(def: &KernelDef, consts: &[(&str, ConstValue)]) -> Func {
         }
     }
     record(def, &[DType::BF16], consts, &specialization)
-}
-
-/// The last stage of a kernel's Tile IR, and the notes.
-fn compiled(func: &Func, arch: GpuArch, options: &CompileOptions) -> (Func, Vec<String>) {
-    let mut notes = Notes::default();
-    (pipeline::gpu_ir(func, arch, options, &mut notes), notes.0)
 }
 
 fn count(func: &Func, is: impl Fn(&Op) -> bool) -> usize {
@@ -146,7 +127,7 @@ fn a_producer_loads_scalars() {
         recorded(&PAGED_BLOCK_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize, add = false });
     let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
     let options = CompileOptions { num_warps: 4, num_stages: 3, schedule, ..CompileOptions::default() };
-    let (gpu_func, notes) = compiled(&func, GpuArch::Sm90a, &options);
+    let (gpu_func, notes) = notes::gpu_ir(&func, GpuArch::Sm90a, &options);
     assert_eq!(notes, Vec::<String>::new());
     assert_eq!(count(&gpu_func, |op| matches!(op, Op::WarpSpecialize { .. })), 1);
     let loads: Vec<_> =
@@ -168,7 +149,7 @@ fn loops_prefetch_loads_through_pointers() {
     for (def, consts, indices) in
         [(&POINTER_MATMUL, matmul, 0), (&PAGED_MATMUL, paged, 4), (&GATHERED_MATMUL, gathered, 4)]
     {
-        let (func, notes) = compiled(&recorded(def, consts), GpuArch::Sm90a, &options);
+        let (func, notes) = notes::gpu_ir(&recorded(def, consts), GpuArch::Sm90a, &options);
         assert_eq!(notes, Vec::<String>::new(), "{}", def.name);
         let wide = count(&func, |op| matches!(op, Op::AsyncLoad { vector: 8 }));
         assert_eq!(wide, 6, "{}: copies of 16 bytes\n{}", def.name, tilewright_codegen::text::print(&func));
@@ -186,7 +167,7 @@ fn loops_prefetch_wrapped_loads_of_launches() {
     assert!(assume_ranges::run(&mut assumed) && !assume_ranges::run(&mut assumed));
     assert_eq!(count(&assumed, |op| matches!(op, Op::Hint { at_least: Some(_), .. })), 2);
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-        let (func, notes) = compiled(&assumed, arch, &options);
+        let (func, notes) = notes::gpu_ir(&assumed, arch, &options);
         assert_eq!(notes, Vec::<String>::new(), "{arch:?}");
         let wide = count(&func, |op| matches!(op, Op::AsyncLoad { vector: 8 }));
         assert_eq!(wide, 6, "{arch:?}: copies of 16 bytes\n{}", tilewright_codegen::text::print(&func));
@@ -346,7 +327,7 @@ fn notes_name_what_is_not_pipelined() {
     let large = consts! { m_tile = 128usize, n_tile = 256usize, page = 64usize };
     let cases =
         [(&POINTER_MATMUL, wrapped, &options), (&PAGED_MATMUL, paged, &specialize), (&PAGED_MATMUL, large, &six)];
-    let notes = cases.map(|(def, consts, options)| compiled(&recorded(def, consts), GpuArch::Sm90a, options).1);
+    let notes = cases.map(|(def, consts, options)| notes::gpu_ir(&recorded(def, consts), GpuArch::Sm90a, options).1);
     let expected = [
         "the load at tests/src/pointer_loads.rs:45:18 is not prefetched by the loop at tests/src/pointer_loads.rs:42:5: \
          accesses that are known to be contiguous and aligned have 2 bytes, and `cp.async` copies at least 4",

@@ -2,12 +2,11 @@
 //! GPU: results, launches that do not fit, and loads that cannot be shared.
 
 use tilewright::prelude::*;
-use tilewright_codegen::ir::{Func, Op, OpData, Stage};
+use tilewright_codegen::ir::{Op, OpData};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
-use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_tests::configurations::well_aligned;
-use tilewright_tests::consts;
+use tilewright_tests::{consts, notes};
 
 const TILE: usize = 64;
 
@@ -200,7 +199,7 @@ fn operands_that_consumers_address_leave_the_others_to_the_producer() {
     let func = OperandAtAMaximum::DEF.record(&[], &[], &well_aligned(OperandAtAMaximum::DEF)).unwrap();
     let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
     let options = CompileOptions { num_warps: 4, schedule, ..Default::default() };
-    let ir = pipeline::gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
+    let ir = notes::gpu_ir(&func, GpuArch::Sm90a, &options).0;
     let loads = |data: &&OpData| matches!(data.op, Op::TmaLoad { .. });
     assert_eq!(ir.walk().into_iter().map(|id| ir.op(id)).filter(loads).count(), 2, "the loads of a and b");
 }
@@ -287,26 +286,11 @@ fn hints_out_of_range_are_refused_where_they_are_given() {
 /// What cannot be shared runs in blocks of its own, and a note says why.
 #[test]
 fn loads_that_differ_are_explained() {
-    #[derive(Default)]
-    struct Notes(Vec<String>);
-    impl pipeline::Observer for Notes {
-        fn after(&mut self, _: &'static str, _: Stage, _: &Func) {}
-        fn llvm_ir(&mut self, _: &str) {}
-        fn note(&mut self, note: &str) {
-            self.0.push(note.into());
-        }
-    }
     let notes_of = |def: &'static KernelDef, consts: &[(&str, ConstValue)], num_warps: u32| {
         let func = def.record(&[], consts, &well_aligned(def)).unwrap();
         let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
-        let mut notes = Notes::default();
-        pipeline::gpu_ir(
-            &func,
-            GpuArch::Sm90a,
-            &CompileOptions { num_warps, schedule, ..Default::default() },
-            &mut notes,
-        );
-        notes.0.join("\n")
+        let options = CompileOptions { num_warps, schedule, ..Default::default() };
+        notes::gpu_ir(&func, GpuArch::Sm90a, &options).1.join("\n")
     };
     let note = |own_tiles: bool, num_warps: u32| {
         notes_of(RowsTimesSum::DEF, consts! { replicas = 2usize, own_tiles = own_tiles }, num_warps)

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::MATMUL;
 use tilewright::prelude::Precision;
-use tilewright_codegen::ir::{DType, Func, Stage};
+use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::Specialization;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, HostCpu, Schedule, Target};
 use tilewright_tests::configurations::{PTX_VERSION, configurations, well_aligned};
 use tilewright_tests::examples::variants;
-use tilewright_tests::{consts, ptxas};
+use tilewright_tests::{consts, notes, ptxas};
 
 const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
 
@@ -235,23 +235,12 @@ fn invalid_num_warps_for_warp_specialization_is_rejected() {
 /// Requested warp specialization that is not possible gives a note with the reason.
 #[test]
 fn missing_warp_specialization_is_explained() {
-    #[derive(Default)]
-    struct Notes(Vec<String>);
-    impl pipeline::Observer for Notes {
-        fn after(&mut self, _: &'static str, _: Stage, _: &Func) {}
-        fn llvm_ir(&mut self, _: &str) {}
-        fn note(&mut self, note: &str) {
-            self.0.push(note.into());
-        }
-    }
     let of = |name: &str, dtype, arch, schedule| {
         let all = configurations(dtype);
         let configuration = all.iter().find(|c| c.def.name == name).expect("a configuration");
         let func = configuration.record(&well_aligned(configuration.def));
         let options = CompileOptions { schedule, ..configuration.options.clone() };
-        let mut notes = Notes::default();
-        pipeline::gpu_ir(&func, arch, &options, &mut notes);
-        notes.0
+        notes::gpu_ir(&func, arch, &options).1
     };
     let requested = Schedule { warp_specialize: Some(true), ..Schedule::default() };
     assert!(of("matmul", DType::BF16, GpuArch::Sm90a, requested).is_empty());

@@ -307,8 +307,7 @@ impl Rotation {
         let results = func.op(self.id).results.clone();
         let types: Vec<Type> = results.iter().map(|&v| func.ty(v).clone()).collect();
         let loc = func.op(self.id).loc.clone();
-        let is_behind: Vec<bool> =
-            yields.iter().map(|&y| func.def_op(y).is_some_and(|id| self.behind.contains(&id))).collect();
+        let carried_behind = self.carried_behind(func);
         let nonempty = func.add_block();
         let empty = func.add_block();
 
@@ -317,8 +316,8 @@ impl Rotation {
         let at_first = |v: &Value| map.get(v).copied().unwrap_or(*v);
         let next = Builder::new(func, nonempty, loc.clone()).binary(BinaryOp::Add, lower, step);
         let mut operands = vec![next, upper, step];
-        let carried = yields.iter().zip(&inits).zip(&is_behind);
-        operands.extend(carried.map(|((y, &init), &is_behind)| if is_behind { init } else { at_first(y) }));
+        operands.extend(yields.iter().map(at_first));
+        carried_behind.iter().for_each(|&i| operands[3 + i] = inits[i]);
         operands.extend(self.cross_stage.iter().map(at_first));
 
         // Users of the loop's results now use those of the `if`.
