@@ -443,6 +443,7 @@ fn loop_bounds_are_checked() {
     for (first, last, step, part) in [
         (0, 10, 0, "the step of a loop must be positive: it is 0"),
         (0, 10, -1, "the step of a loop must be positive: it is -1"),
+        (10, 0, -1, "the step of a loop must be positive: it is -1"),
         (0, i32::MAX, 1 << 20, "its index would overflow"),
     ] {
         let message = launch([0, 0], first, last, step).unwrap_err();

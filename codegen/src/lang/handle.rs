@@ -40,6 +40,7 @@ pub struct PtrTile<T: Dtype> {
 /// A block of a tensor in memory: base, shape, strides, offsets and block shape. Block pointers and tensor descriptors
 /// are both of this type.
 #[derive(Clone, Copy, Debug)]
+#[must_use = "a block pointer is a value: `p = p.advance([…])` moves `p`"]
 pub struct BlockPtr<T: Dtype> {
     pub(crate) v: Value,
     pub(crate) writable: bool,

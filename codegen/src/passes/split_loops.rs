@@ -11,7 +11,8 @@
 //! the mask.
 //! Does not: split a loop without a dot directly in its body: masks delay dots, but loops without one are memory-bound,
 //! and the code would only grow. Nor split a loop twice, nor follow comparisons of values other than `factor ·
-//! index + scalars + arange`, nor loops with `split = false`, nor remove dead ops (`dce` does).
+//! index + scalars + arange`, nor loops with `split = false` or, without `split = true`, with `replicas`, nor remove dead
+//! ops (`dce` does).
 
 mod affine;
 mod bound;
@@ -57,7 +58,9 @@ struct Plan {
 }
 
 fn plan(func: &Func, id: OpId) -> Option<Plan> {
-    if !matches!(func.op(id).op, Op::For { split: None | Some(true), .. }) {
+    let Op::For { split: split @ (None | Some(true)), replicas, .. } = func.op(id).op else { return None };
+    // Programs that share loads run the same iterations, and a mask differs between them.
+    if split.is_none() && replicas.is_some_and(|count| count > 1) {
         return None;
     }
     let ops = &func.block(func.op(id).regions[0]).ops;

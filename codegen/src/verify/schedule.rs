@@ -76,7 +76,14 @@ impl Body<'_> {
     }
 
     fn attributes(&self, id: OpId, place: Placement) -> Check {
+        /// No loop runs as many iterations ahead, and no shared memory holds as many buffers.
+        const MOST: u32 = 255;
         let data = self.func.op(id);
+        let numbers =
+            [("stage", Some(place.stage)), ("stage of the loop's end", Some(self.main)), ("depth", place.depth)];
+        if let Some((what, Some(n))) = numbers.into_iter().find(|(_, n)| n.is_some_and(|n| n > MOST)) {
+            return fail(format!("the {what} is {n}: at most {MOST} is supported"));
+        }
         let is_load = matches!(data.op, Op::Load { .. } | Op::LoadView { .. });
         if place.stage > self.main + 1 {
             return fail(format!(

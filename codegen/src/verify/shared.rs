@@ -140,9 +140,9 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
         }
     }
     for (end, (name, &extent)) in ends.iter().zip(["k_end", "n_end"].iter().zip(cx.operand(1).shape())) {
-        let inside = end.is_none_or(|end| (end as usize) < extent);
+        let inside = end.is_none_or(|end| (1..extent).contains(&(end as usize)));
         cx.attribute(inside, || {
-            format!("`{name}` should be below the extent {extent} of the second operand, found {end:?}")
+            format!("`{name}` should be at least 1 and below the extent {extent} of the second operand, found {end:?}")
         })?;
     }
     Ok(())

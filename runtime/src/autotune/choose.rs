@@ -156,7 +156,8 @@ pub fn choose(
     attempt: &mut dyn FnMut(&Config) -> Result<CandidateLaunch>,
 ) -> Result<Arc<Choice>> {
     let choice_key = choice_key(autotune, device, dtypes, key);
-    let options = requested_options(autotune.def.name)?;
+    // A simulated GPU has no times.
+    let options = requested_options(autotune.def.name)?.filter(|_| !device.is_simulated());
     let known = CHOICES.read().unwrap_or_else(|e| e.into_inner()).get(&choice_key[..]).cloned();
     if let Some(choice) = &known {
         let remeasure = options.as_ref().is_some_and(|options| options.remeasure);

@@ -140,6 +140,11 @@ impl Device {
         matches!(*self.0, Inner::Cuda(_))
     }
 
+    /// Whether this is a simulated GPU.
+    pub fn is_simulated(&self) -> bool {
+        matches!(*self.0, Inner::Simulated(_))
+    }
+
     /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         match &*self.0 {

@@ -169,11 +169,15 @@ impl LoopBounds {
     fn violation(&self, values: &[Interval], loc: Loc) -> Option<LaunchViolation> {
         let LoopBounds { range, dtype, step_is_invariant } = *self;
         let LoopRange { start, end, step } = range.intervals(values);
-        if [start, end, step].iter().any(|bound| bound.is_empty()) || start.low >= end.high {
+        if [start, end, step].iter().any(|bound| bound.is_empty()) {
             return None;
         }
-        if step_is_invariant && step.low <= 0 {
+        // A loop that counts down would not run, and whoever wrote it means one that runs.
+        if step_is_invariant && step.low <= 0 && (start.low < end.high || start.high > end.low) {
             return Some(LaunchViolation::Step { found: step.low, loc });
+        }
+        if start.low >= end.high {
+            return None;
         }
         // Recording has clamped ends that come from memory to this limit.
         let overflows = end.high + PREFETCH_MARGIN_STEPS * step.high > Interval::of_type(dtype).high;

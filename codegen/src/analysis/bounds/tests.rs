@@ -575,7 +575,9 @@ fn loop_steps_and_ends_are_checked() {
     assert_eq!(check(0, 100, 7), None);
     assert!(matches!(check(0, 100, 0), Some(LaunchViolation::Step { found: 0, .. })));
     assert!(matches!(check(0, 100, -3), Some(LaunchViolation::Step { found: -3, .. })));
-    // A loop that does not execute may have any step.
+    assert!(matches!(check(100, 0, -3), Some(LaunchViolation::Step { found: -3, .. })));
+    assert_eq!(check(100, 0, 3), None);
+    // A loop without a distance to go may have any step.
     assert_eq!(check(5, 5, 0), None);
     assert!(matches!(check(0, i32::MAX, 64), Some(LaunchViolation::LoopEnd { .. })));
     assert_eq!(check(i32::MIN, i32::MIN + 70, 64), None);

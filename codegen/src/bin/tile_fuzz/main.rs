@@ -9,6 +9,7 @@ use clap::Parser;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tilewright_codegen::target::GpuArch;
 
 /// Check the random programs of a range of seeds against the interpreter: results of the analyses, passes, native code
 /// and simulated GPUs must agree with it, and PTX must assemble.
@@ -40,11 +41,11 @@ struct Cli {
     no_analysis_checks: bool,
 
     /// Number of worker processes.
-    #[arg(long, default_value_t = 1)]
-    jobs: usize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: u16,
 
     /// Seconds after which a program counts as an endless loop.
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
 
     /// Print failing programs, reduced to the ops that the failure needs.
@@ -59,12 +60,23 @@ struct Cli {
 fn seeds(text: &str) -> Result<Range<u64>, String> {
     let parts = text.split_once("..").ok_or("expected A..B")?;
     let number = |s: &str| s.parse::<u64>().map_err(|e| format!("`{s}`: {e}"));
-    Ok(number(parts.0)?..number(parts.1)?)
+    let range = number(parts.0)?..number(parts.1)?;
+    if range.is_empty() {
+        return Err(format!("{range:?} has no seeds: expected A below B"));
+    }
+    Ok(range)
+}
+
+/// Refuses targets that there are not: no program would be checked on them.
+fn check_targets(cli: &Cli) -> Result<(), String> {
+    let gpus = cli.targets.iter().filter(|target| *target != "host").chain(&cli.ptx);
+    gpus.map(|target| target.parse().map(|_: GpuArch| ())).collect()
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = if cli.in_process { worker::run(&cli) } else { supervise::run(&cli) };
+    let run = |cli: &Cli| if cli.in_process { worker::run(cli) } else { supervise::run(cli) };
+    let result = check_targets(&cli).and_then(|()| run(&cli));
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -24,7 +24,7 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
     let started = Instant::now();
     let next_batch = || {
         let mut next = next.lock().unwrap_or_else(|e| e.into_inner());
-        let range = *next..(*next + BATCH_SEEDS).min(cli.seeds.end);
+        let range = *next..next.saturating_add(BATCH_SEEDS).min(cli.seeds.end);
         *next = range.end;
         (!range.is_empty()).then_some(range)
     };
@@ -39,7 +39,7 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
         Ok(())
     };
     let results: Vec<Result<(), String>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..cli.jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..cli.jobs).map(|_| scope.spawn(work)).collect();
         workers.into_iter().map(|w| w.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
     });
     results.into_iter().collect::<Result<(), String>>()?;

@@ -55,6 +55,10 @@ impl InterpretArgs {
                 return Err(format!("--arg {name}: the kernel has no argument of that name"));
             }
         }
+        let names = || self.args.iter().filter_map(|a| a.split('=').next());
+        if let Some(name) = names().find(|name| names().filter(|other| other == name).count() > 1) {
+            return Err(format!("--arg {name} is given more than once"));
+        }
         for (i, arg) in func.args.iter().enumerate() {
             let ty = func.ty(func.block(func.body).params[i]);
             let given = self.args.iter().find_map(|a| a.strip_prefix(arg.name.as_str())?.strip_prefix('='));
@@ -76,6 +80,11 @@ impl InterpretArgs {
         let &[x, y, z] = self.grid.as_slice() else {
             return Err(format!("--grid takes three numbers, found {}", self.grid.len()));
         };
+        // The interpreter would take hours.
+        let programs = [x, y, z].iter().try_fold(1u32, |n, &extent| n.checked_mul(extent));
+        if programs.is_none_or(|n| n > 1 << 24) {
+            return Err(format!("--grid {x},{y},{z} has more than {} programs", 1 << 24));
+        }
         let options = RunOptions { max_ops: self.max_ops, ..RunOptions::default() };
         let outcome = interp::run_traced(func, &values, [x, y, z], &mut memory, options, &mut ());
         let outcome = outcome.map_err(|e| e.to_string())?;
@@ -102,7 +111,12 @@ fn scalar(text: &str, ty: &Type) -> Result<ArgValue, String> {
 fn buffer(text: &str, dtype: DType, seed: u64) -> Result<Vec<u8>, String> {
     let wanted = "expected random:N, range:N or zeros:N with the number of elements N";
     let (kind, count) = text.split_once(':').ok_or(wanted)?;
+    /// More take longer than anyone waits.
+    const MOST: usize = 1 << 28;
     let count: usize = count.parse().map_err(|_| wanted)?;
+    if count > MOST {
+        return Err(format!("{count} elements: at most {MOST} are supported"));
+    }
     let mut state = seed;
     let mut element = |i: usize| -> Result<u64, String> {
         let number = match kind {

@@ -5,7 +5,8 @@ mod run;
 
 use clap::{Args, Parser};
 use run::Steps;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::process::ExitCode;
 use tilewright_codegen::ir::{Func, Op, Stage};
 use tilewright_codegen::schedule::problem::{self, Problem};
@@ -26,7 +27,7 @@ struct Cli {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     passes: Vec<String>,
 
-    /// Verify the function after each pass, not only the input.
+    /// Verify the function after each pass, not only the input and the result.
     #[arg(long)]
     verify_each: bool,
 
@@ -70,16 +71,16 @@ struct TargetArgs {
     #[arg(long, default_value = "sm_90a")]
     target: GpuArch,
 
-    /// Warps per block.
-    #[arg(long, default_value_t = 4)]
+    /// Warps per block: a power of two from 1 to 32.
+    #[arg(long, default_value_t = 4, value_parser = num_warps)]
     num_warps: u32,
 
     /// Number of stages of software pipelines.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
     num_stages: u32,
 
-    /// How loops are scheduled: `tma`, `warp_specialize`, `overlap`, `pingpong` or `wgmma_f32`, each `true` or
-    /// `false`, separated by commas.
+    /// How loops are scheduled: `tma`, `warp_specialize`, `overlap`, `pingpong`, `wgmma_f32` or `tma_stores`,
+    /// each `true` or `false`, separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = choice, value_name = "NAME=BOOL")]
     schedule: Vec<(String, bool)>,
 
@@ -97,6 +98,11 @@ impl TargetArgs {
         let (num_warps, num_stages, loops) = (self.num_warps, self.num_stages, self.loops.clone());
         CompileOptions { num_warps, num_stages, loops, schedule, ..CompileOptions::default() }
     }
+}
+
+fn num_warps(text: &str) -> Result<u32, String> {
+    let warps = text.parse().ok().filter(|n: &u32| n.is_power_of_two() && *n <= 32);
+    warps.ok_or_else(|| "expected a power of two from 1 to 32".into())
 }
 
 /// Parses `name=true` or `name=false` for the name of a schedule option.
@@ -145,14 +151,16 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
             eprintln!("{pass:<16} {:>9.3} ms", time.as_secs_f64() * 1e3);
         }
     }
+    verify_func(&out).map_err(|e| format!("the passes leave a function that is not valid:\n{e}"))?;
     if !cli.quiet {
-        print!("{}", text::print(&out));
+        show(format_args!("{}", text::print(&out)))?;
     }
     if cli.problems {
+        run::expect_stage("--problems", &out, &[Stage::Layout, Stage::Schedule, Stage::Async])?;
         for id in problem::loops(&out) {
             match Problem::of(&out, id, cli.target.target, &cli.target.options()) {
-                Ok(problem) => print!("{problem}"),
-                Err(reason) => println!("{reason}"),
+                Ok(problem) => show(format_args!("{problem}"))?,
+                Err(reason) => show(format_args!("{reason}\n"))?,
             }
         }
     }
@@ -166,14 +174,28 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
     Ok(())
 }
 
+/// Writes to standard output. A reader that stops reading is no error.
+fn show(text: std::fmt::Arguments) -> Result<(), String> {
+    match std::io::stdout().lock().write_fmt(text) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("standard output: {e}")),
+        _ => Ok(()),
+    }
+}
+
 /// The text of a file, up to the `// expect:` line of a text test.
 fn read(name: &str) -> Result<String, String> {
     let mut text = String::new();
     match name {
         "-" => std::io::stdin().read_to_string(&mut text).map_err(|e| format!("standard input: {e}"))?,
-        _ => std::fs::File::open(name)
-            .and_then(|mut f| f.read_to_string(&mut text))
-            .map_err(|e| format!("{name}: {e}"))?,
+        _ => {
+            let metadata = std::fs::metadata(name).map_err(|e| format!("{name}: {e}"))?;
+            if metadata.file_type().is_char_device() || metadata.file_type().is_block_device() {
+                return Err(format!("{name} is a device: expected a file, or `-` for standard input"));
+            }
+            std::fs::File::open(name)
+                .and_then(|mut f| f.read_to_string(&mut text))
+                .map_err(|e| format!("{name}: {e}"))?
+        }
     };
     let end = text.find("\n// expect:").unwrap_or(text.len());
     text.truncate(end);
@@ -203,8 +225,7 @@ fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
     eprintln!("reducing a function of {} ops that fails: {message}", func.walk().len());
     let small = reduce::reduce(func, &mut |f| failure(f).is_some());
     eprintln!("{} ops remain and fail: {}", small.walk().len(), failure(&small).unwrap_or_default());
-    print!("{}", text::print(&small));
-    Ok(())
+    show(format_args!("{}", text::print(&small)))
 }
 
 fn list_ops() {

@@ -2,10 +2,11 @@
 
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
-use tilewright_codegen::ir::Func;
+use tilewright_codegen::ir::{Func, Stage};
 use tilewright_codegen::passes::{self, PASSES, Step, TARGET_PASSES};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{CompileOptions, GpuArch};
+use tilewright_codegen::verify;
 
 /// Steps that are more than one pass.
 const PIPELINES: &[(&str, &str)] = &[
@@ -36,6 +37,11 @@ impl Steps {
         let mut times = Vec::new();
         for (name, pass) in &self.0 {
             let start = Instant::now();
+            match name.as_str() {
+                "gpu" | "ptx" | "assign_layouts" => expect_stage(name, func, &[Stage::Tile])?,
+                "schedule_loops" => expect_stage(name, func, &[Stage::Layout, Stage::Schedule])?,
+                _ => {}
+            }
             let notes = panic::catch_unwind(AssertUnwindSafe(|| pass(func)))
                 .map_err(|cause| format!("pass {name} panicked: {}", message(&*cause)))?
                 .map_err(|e| format!("pass {name}: {e}"))?;
@@ -48,6 +54,17 @@ impl Steps {
         }
         Ok(times)
     }
+}
+
+/// Refuses a function that is not at one of these stages.
+pub fn expect_stage(what: &str, func: &Func, stages: &[Stage]) -> Result<(), String> {
+    let found = verify::stage_of(func);
+    if stages.contains(&found) {
+        return Ok(());
+    }
+    let expected: Vec<String> = stages.iter().map(|stage| format!("{stage:?}").to_lowercase()).collect();
+    let found = format!("{found:?}").to_lowercase();
+    Err(format!("{what} takes a function of stage {}, and this one is of stage {found}", expected.join(" or ")))
 }
 
 fn find(name: &str, arch: GpuArch, options: &CompileOptions) -> Result<Step, String> {

@@ -525,7 +525,9 @@ impl Rewrite<'_, '_> {
     /// The index along K from which both operands of a dot are zero, and the index along N from which the second is;
     /// `None` where unknown.
     pub(super) fn nonzero_ends(&self, [a, b]: [Value; 2]) -> [Option<u32>; 2] {
-        let zero = |v, dim| zero_from(self.old, &self.assignments.axis, v, dim).and_then(|end| u32::try_from(end).ok());
+        // An instruction that computes nothing would still have to give its accumulator.
+        let at_least_one = |end| u32::try_from(end).ok().map(|end| end.max(1));
+        let zero = |v, dim| zero_from(self.old, &self.assignments.axis, v, dim).and_then(at_least_one);
         [zero(a, 1).zip(zero(b, 0)).map(|(a, b)| a.max(b)), zero(b, 1)]
     }
 

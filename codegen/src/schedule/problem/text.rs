@@ -54,6 +54,8 @@ impl FromStr for LoopSchedules {
     /// # Errors
     /// The part that is not of the form that the page of this module describes.
     fn from_str(text: &str) -> Result<LoopSchedules, String> {
+        // As `tilewright solve` prints it.
+        let text = text.strip_prefix("loops=").unwrap_or(text);
         text.split(';').map(parse_loop).collect::<Result<_, _>>().map(LoopSchedules)
     }
 }

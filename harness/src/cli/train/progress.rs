@@ -13,9 +13,27 @@ pub struct Progress {
     bar: ProgressBar,
     lines: bool,
     last_line: Instant,
-    /// Moving average of the loss over about 20 steps.
-    loss: Option<f64>,
+    loss: MovingAverage,
     validation: Option<f64>,
+}
+
+/// An exponential moving average over about 20 steps; over all steps where there were fewer.
+#[derive(Default)]
+struct MovingAverage {
+    weighted: f64,
+    weights: f64,
+}
+
+impl MovingAverage {
+    fn add(&mut self, x: f64) {
+        const DECAY: f64 = 1.0 - 1.0 / 20.0;
+        self.weighted = DECAY * self.weighted + (1.0 - DECAY) * x;
+        self.weights = DECAY * self.weights + (1.0 - DECAY);
+    }
+
+    fn get(&self) -> Option<f64> {
+        (self.weights > 0.0).then(|| self.weighted / self.weights)
+    }
 }
 
 /// Time between lines without a terminal.
@@ -30,7 +48,7 @@ impl Progress {
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}<{eta}  {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.reset_eta();
-        Progress { bar, lines: !terminal, last_line: Instant::now(), loss: None, validation: None }
+        Progress { bar, lines: !terminal, last_line: Instant::now(), loss: MovingAverage::default(), validation: None }
     }
 
     pub fn finish(&self) {
@@ -41,8 +59,8 @@ impl Progress {
     pub fn summary(&self) -> String {
         let format_loss = |loss: Option<f64>| loss.map_or("unknown".to_string(), |loss| format!("{loss:.3}"));
         format!(
-            "training loss {} (mean of about 20 steps), validation loss {}",
-            format_loss(self.loss),
+            "training loss {} (moving average over about 20 steps), validation loss {}",
+            format_loss(self.loss.get()),
             format_loss(self.validation)
         )
     }
@@ -50,7 +68,7 @@ impl Progress {
     fn message(&self, line: &StepLine) -> String {
         let mfu = line.mfu.map(|mfu| format!(", MFU {:.0} %", 100.0 * mfu)).unwrap_or_default();
         let validation = self.validation.map(|loss| format!(", validation {loss:.3}")).unwrap_or_default();
-        let loss = self.loss.unwrap_or(line.loss);
+        let loss = self.loss.get().unwrap_or(line.loss);
         format!("loss {loss:.3}{validation}, {} tokens/s{mfu}", thousands(line.tokens_per_second))
     }
 }
@@ -66,7 +84,7 @@ fn thousands(x: f64) -> String {
 
 impl Observer for Progress {
     fn step(&mut self, line: &StepLine) {
-        self.loss = Some(self.loss.map_or(line.loss, |mean| mean + (line.loss - mean) / 20.0));
+        self.loss.add(line.loss);
         let message = self.message(line);
         if self.lines && self.last_line.elapsed() >= LINE_INTERVAL {
             tilewright::terminal::print_stderr(format_args!("step {}: {message}", line.step));
@@ -84,6 +102,18 @@ impl Observer for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_step_does_not_weigh_more_than_others() {
+        let mut average = MovingAverage::default();
+        assert_eq!(average.get(), None);
+        for loss in [4.0, 2.0] {
+            average.add(loss);
+        }
+        // Weights of 0.95 and 1.
+        let expected = (0.95 * 4.0 + 2.0) / 1.95;
+        assert!((average.get().unwrap() - expected).abs() < 1e-12);
+    }
 
     #[test]
     fn numbers_are_short() {
