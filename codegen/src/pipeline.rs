@@ -11,7 +11,7 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     alternate_buffers, assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits,
     direct_local_loads, early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots,
-    pingpong, pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops,
+    pingpong, pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops, tma_stores,
 };
 use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
@@ -80,6 +80,7 @@ pub const PASS_NAMES: &[&str] = &[
     "direct_local_loads",
     "early_release",
     "pingpong",
+    "tma_stores",
 ];
 
 impl Pipeline<'_> {
@@ -191,6 +192,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_release", Stage::Async, early_release::run);
     p.pass("pingpong", Stage::Async, |f| pingpong::run(f, options));
+    p.pass("tma_stores", Stage::Async, |f| tma_stores::run(f, arch, options));
     p.func
 }
 

@@ -26,8 +26,9 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 /// 64, num_warps = 4), …], key = [n, …])]` above `#[kernel]`.
 ///
 /// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_stages`, `max_registers`, `tma`, `warp_specialize`,
-/// `pingpong`, `overlap` and `wgmma_f32`. The key names the arguments on which the best configuration depends: integer
-/// arguments by size (the next power of two), constants and bools by value; element types are always part of it.
+/// `pingpong`, `overlap`, `wgmma_f32` and `tma_stores`. The key names the arguments on which the best configuration
+/// depends: integer arguments by size (the next power of two), constants and bools by value; element types are always
+/// part of it.
 /// `default = function` names a function from the problem to the configuration to use without measurements; without it,
 /// the first configuration is used. `tables = TEXTS` gives tables that ship with the kernel.
 ///

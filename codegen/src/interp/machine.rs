@@ -248,7 +248,8 @@ impl Machine<'_> {
             | Op::StoreView { .. }
             | Op::AsyncCopy { .. }
             | Op::AsyncLoad { .. }
-            | Op::TmaLoad { .. } => false,
+            | Op::TmaLoad { .. }
+            | Op::TmaStore { .. } => false,
             _ => return false,
         };
         let first = match &self.operands(id)[0] {
@@ -522,6 +523,10 @@ impl<'a> Machine<'a> {
                     self.barriers.copy(group, index, to, tile, &mut self.shared)?;
                 }
                 none(())
+            }
+            Op::TmaStore { boundary } => {
+                let tile = self.shared.load(operands[1].shared())?;
+                none(operands[0].view().store(self.memory, &tile, boundary)?)
             }
             Op::MmaSync { precision, warps: _, k_end, n_end } => {
                 one(self.dot_of_tiles_or_buffers(&operands, *precision, [*k_end, *n_end])?)

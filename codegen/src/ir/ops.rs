@@ -528,6 +528,10 @@ op_table! {
     /// Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, mbarriers, i32
     /// index, optionally a bool predicate.
     TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
+    /// TMA copies of a shared buffer to a view's block, issued by one thread. Elements beyond the shape in a dimension of
+    /// `boundary` are not written. The buffer is read until something overwrites it, whatever barriers are in between; the
+    /// elements are written at the end of the kernel, so no other op accesses this memory. Operands: view, buffer.
+    TmaStore { boundary: Vec<usize> } = "tma_store" (2..2) -> 0, Write, Async;
     /// Ping-pong scheduling: waits until the previous consumer warpgroup has arrived. The first warpgroup is the first
     /// to proceed.
     PingpongWait = "pingpong_wait" (0..0) -> 0, Control, Async;

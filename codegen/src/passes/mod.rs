@@ -24,6 +24,7 @@ pub mod resolve_views;
 pub mod rotate_loops;
 pub mod specialize_warps;
 pub mod split_loops;
+pub mod tma_stores;
 
 use crate::ir::Func;
 use crate::schedule;
@@ -174,6 +175,14 @@ pub const TARGET_PASSES: &[TargetPass] = &[
         summary: "let consumer warpgroups alternate on the tensor cores, where options ask for it",
         run: |f, _, options| {
             pingpong::run(f, options);
+            Ok(Vec::new())
+        },
+    },
+    TargetPass {
+        name: "tma_stores",
+        summary: "store tiles by TMA instead of through a layout conversion",
+        run: |f, arch, options| {
+            tma_stores::run(f, arch, options);
             Ok(Vec::new())
         },
     },

@@ -198,7 +198,7 @@ impl Block<'_> {
         args: &[(Ty, Operand)],
         global: &mut Global,
     ) -> Result<Option<Value>, String> {
-        if self.bulk_reduce_asm(t, text, args, global)? {
+        if self.bulk_write_asm(t, text, args, global)? {
             return Ok(Some(Value::Undef));
         }
         if let Some(continues) = self.barrier_asm(t, text, args, global)? {

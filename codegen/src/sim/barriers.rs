@@ -73,7 +73,7 @@ pub(super) struct BulkCopy {
     bytes: u64,
 }
 
-impl Block<'_> {
+impl<'a> Block<'a> {
     /// Executes assembly of barriers and TMA loads. `None` if the assembly is something else, `Some(false)` if the
     /// thread waits.
     pub(super) fn barrier_asm(
@@ -152,10 +152,7 @@ impl Block<'_> {
             "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32" => {}
             _ if op.starts_with("cp.async.bulk.tensor.") => {
                 let rank = args.len().saturating_sub(3);
-                let mut at = Vec::new();
-                for i in 0..rank {
-                    at.push(i64::from(arg(self, 2 + i)? as u32 as i32));
-                }
+                let at = self.box_coordinates(t, args, 2..2 + rank)?;
                 self.tma_load(t, arg(self, 0)?, arg(self, 1)?, &at, arg(self, 2 + rank)?, global)?;
             }
             "bar.sync" | "bar.arrive" if text.contains(',') => {
@@ -251,10 +248,15 @@ impl Block<'_> {
         barrier: u64,
         global: &mut Global,
     ) -> Result<(), String> {
-        let launch = self.launch;
-        let map =
-            map.checked_sub(MAP_BASE).and_then(|i| launch.tensor_maps.get(i as usize)).ok_or("unknown tensor map")?;
-        let bytes = read_box(map, launch.args, at, |address, len| self.read_global(t, global, address, len))?;
+        let map = self.tensor_map(map)?;
+        let (size, places) = box_places(map, self.launch.args, at)?;
+        let mut bytes = Vec::with_capacity(places.len() * size);
+        for place in places {
+            match place {
+                Some(address) => bytes.extend(self.read_global(t, global, address, size)?),
+                None => bytes.extend(std::iter::repeat_n(0, size)),
+            }
+        }
         let n = bytes.len() as u64;
         let b = self.mbarrier(t, barrier)?;
         if !b.fenced {
@@ -270,17 +272,26 @@ impl Block<'_> {
         b.last_copy_phase = b.phase + 1;
         let (source, when) = (b.source, b.phase + 1);
         self.bulk_copies.push(BulkCopy { barrier, bytes: n });
-        let span = u64::from(map.swizzle_bytes);
-        let rows = (span / 16).saturating_sub(1);
-        if !to.is_multiple_of(if span > 0 { 8 * span } else { 128 }) {
-            return Err(format!("a bulk copy to shared address {to}, which is not aligned to the swizzle pattern"));
-        }
-        for (i, chunk) in bytes.chunks(16).enumerate() {
-            let linear = to + 16 * i as u64;
-            let place = linear ^ (((linear >> 7) & rows) << 4);
+        for (chunk, place) in bytes.chunks(16).zip(swizzled_chunks(map, to)?) {
             self.shared.write_bulk(place, chunk, t as u32, source, when)?;
         }
         Ok(())
+    }
+
+    /// The tensor map of a handle.
+    pub(super) fn tensor_map(&self, handle: u64) -> Result<&'a TensorMapDesc, String> {
+        let map = handle.checked_sub(MAP_BASE).and_then(|i| self.launch.tensor_maps.get(i as usize));
+        map.ok_or_else(|| "unknown tensor map".into())
+    }
+
+    /// The coordinates of a box.
+    pub(super) fn box_coordinates(
+        &self,
+        t: usize,
+        args: &[(Ty, Operand)],
+        which: std::ops::Range<usize>,
+    ) -> Result<Vec<i64>, String> {
+        which.map(|i| Ok(i64::from(self.bits(t, operand(args, i)?)? as u32 as i32))).collect()
     }
 
     fn named_barrier(&mut self, t: usize, id: usize, count: usize, waits: bool) -> Result<Option<bool>, String> {
@@ -346,13 +357,19 @@ pub(super) fn last_number(text: &str) -> Result<u32, String> {
     word.parse().map_err(|_| format!("`{text}`"))
 }
 
-/// Reads the elements of one box; elements outside of the tensor are zero.
-fn read_box(
-    map: &TensorMapDesc,
-    args: &[u64],
-    at: &[i64],
-    mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, String>,
-) -> Result<Vec<u8>, String> {
+/// The shared addresses of the chunks of 16 bytes of a box that starts at `start`.
+pub(super) fn swizzled_chunks(map: &TensorMapDesc, start: u64) -> Result<impl Iterator<Item = u64>, String> {
+    let span = u64::from(map.swizzle_bytes);
+    let rows = (span / 16).saturating_sub(1);
+    if !start.is_multiple_of(if span > 0 { 8 * span } else { 128 }) {
+        return Err(format!("a bulk copy at shared address {start}, which is not aligned to the swizzle pattern"));
+    }
+    Ok((0..).map(move |i| start + 16 * i).map(move |linear| linear ^ (((linear >> 7) & rows) << 4)))
+}
+
+/// The size of an element, and the addresses of a box's elements in the order of shared memory without a swizzle, `None`
+/// for elements outside of the tensor.
+pub(super) fn box_places(map: &TensorMapDesc, args: &[u64], at: &[i64]) -> Result<(usize, Vec<Option<u64>>), String> {
     let value = |e: &HostExpr| match *e {
         HostExpr::Const(c) => Ok(c),
         HostExpr::Arg(i) => args.get(i).map(|&bits| bits as i64).ok_or("a tensor map of a missing argument"),
@@ -379,7 +396,7 @@ fn read_box(
         return Err("a tensor map of a tensor that is not aligned to 16 bytes".into());
     }
     let total: u32 = map.block.iter().product();
-    let mut bytes = Vec::with_capacity(total as usize * size);
+    let mut places = Vec::with_capacity(total as usize);
     for linear in 0..total {
         let (mut rest, mut address, mut inside) = (linear, base as i64, true);
         for d in 0..shape.len() {
@@ -388,10 +405,7 @@ fn read_box(
             inside &= (0..shape[d]).contains(&x);
             address = address.wrapping_add(x.wrapping_mul(strides[d]).wrapping_mul(size as i64));
         }
-        match inside {
-            true => bytes.extend(read(address as u64, size)?),
-            false => bytes.extend(std::iter::repeat_n(0, size)),
-        }
+        places.push(inside.then_some(address as u64));
     }
-    Ok(bytes)
+    Ok((size, places))
 }

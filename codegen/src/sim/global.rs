@@ -4,7 +4,8 @@
 //! data race unless one happens before the other: within a program by its barriers (see [`super::clock`]), between
 //! programs only by an atomic that releases what its program has done, and one that acquires what other programs have
 //! released at this address. Relaxed atomics order nothing. Bulk reductions complete at the end of the
-//! kernel: until then, every non-atomic access of their bytes is a race.
+//! kernel: until then, every non-atomic access of their bytes is a race. TMA stores complete when the thread that
+//! started them has waited for them, or at the end of the kernel: until then, every access of their bytes is a race.
 //!
 //! Of the reads since the last write of a byte, the latest of two programs are kept, each with its last thread. This
 //! suffices to report a write that is not ordered after the reads of two programs, or, within one program, after the
@@ -53,7 +54,20 @@ pub(super) enum AccessKind {
     Plain,
     Atomic,
     /// A bulk reduction, whose time is unknown.
-    Bulk,
+    BulkAdd,
+    /// A TMA store that no thread has waited for.
+    BulkStore,
+}
+
+impl AccessKind {
+    /// Whether accesses of these kinds may overlap in time.
+    fn is_atomic(self) -> bool {
+        matches!(self, AccessKind::Atomic | AccessKind::BulkAdd)
+    }
+
+    fn completes_later(self) -> bool {
+        matches!(self, AccessKind::BulkAdd | AccessKind::BulkStore)
+    }
 }
 
 /// An access: the program with its time, and the thread with its time.
@@ -151,6 +165,20 @@ impl Global {
         Ok(old)
     }
 
+    /// The thread has waited for its TMA stores to these bytes: they count as stores of this moment.
+    pub(super) fn complete_store(&mut self, address: u64, len: usize, accessor: &Accessor) -> Result<(), String> {
+        let (b, at) = self.locate(address, len)?;
+        let (program, time) = (accessor.program, self.time(accessor.program));
+        let (thread, when) = (accessor.thread, accessor.clocks.now(accessor.thread));
+        for t in &mut self.shadow[b][at..at + len] {
+            if t.kind == AccessKind::BulkStore && (t.writer.program, t.writer.thread) == (program, thread) {
+                t.kind = AccessKind::Plain;
+                t.writer = Access { program, time, thread, when };
+            }
+        }
+        Ok(())
+    }
+
     fn set(&mut self, b: usize, at: usize, bytes: &[u8]) {
         let place = &mut self.buffers[b].bytes[at..at + bytes.len()];
         if place != bytes {
@@ -218,10 +246,10 @@ impl Global {
         }
         for i in at..at + len {
             let t = self.shadow[b][i];
-            let both_atomic = kind != AccessKind::Plain && t.kind != AccessKind::Plain;
+            let both_atomic = kind.is_atomic() && t.kind.is_atomic();
             if t.writer.program != NO_PROGRAM
                 && !both_atomic
-                && (t.kind == AccessKind::Bulk || !self.happens_before(&t.writer, accessor))
+                && (t.kind.completes_later() || !self.happens_before(&t.writer, accessor))
             {
                 return Err(race(
                     &self.buffers[b].name,
@@ -232,7 +260,8 @@ impl Global {
                     match t.kind {
                         AccessKind::Plain => "wrote",
                         AccessKind::Atomic => "changed by an atomic",
-                        AccessKind::Bulk => "changes by a bulk reduction, which completes with the kernel",
+                        AccessKind::BulkAdd => "changes by a bulk reduction, which completes with the kernel",
+                        AccessKind::BulkStore => "writes by a TMA store that it has not waited for",
                     },
                 ));
             }

@@ -3,7 +3,7 @@
 
 use super::Global;
 use super::barriers::{BulkCopy, MAP_BASE, Mbarrier, NamedBarrier};
-use super::bulk_reduce::{BulkReduction, BulkReductions};
+use super::bulk_write::{BulkWrite, BulkWrites};
 use super::error::{Fault, SimError, UnsupportedKind};
 use super::global::{AccessKind, Accessor};
 use super::grid::Launch;
@@ -100,7 +100,7 @@ pub(super) struct Thread {
     /// `cp.async` copies that are not committed yet, and committed groups.
     pub uncommitted_copies: Vec<(u64, Vec<u8>)>,
     pub copy_groups: Vec<Vec<(u64, Vec<u8>)>>,
-    pub reductions: BulkReductions,
+    pub bulk_writes: BulkWrites,
     steps: u64,
     spin: SpinWait,
 }
@@ -159,8 +159,8 @@ pub(super) struct Block<'a> {
     pub named: HashMap<usize, NamedBarrier>,
     /// TMA loads in flight.
     pub bulk_copies: Vec<BulkCopy>,
-    /// Bulk reductions that have read their values and not applied them yet.
-    pub pending_reductions: Vec<BulkReduction>,
+    /// Bulk reductions and TMA stores that have read their values and not written them yet.
+    pub pending_bulk_writes: Vec<BulkWrite>,
     /// Whether the running thread yields.
     yields: bool,
     /// A thread that only spins, and the value of `Global::changes` then.
@@ -183,7 +183,7 @@ impl<'a> Block<'a> {
                     waiting: None,
                     uncommitted_copies: Vec::new(),
                     copy_groups: Vec::new(),
-                    reductions: BulkReductions::default(),
+                    bulk_writes: BulkWrites::default(),
                     steps: 0,
                     spin: SpinWait::default(),
                 }
@@ -203,7 +203,7 @@ impl<'a> Block<'a> {
             next_barrier: 0,
             named: HashMap::new(),
             bulk_copies: Vec::new(),
-            pending_reductions: Vec::new(),
+            pending_bulk_writes: Vec::new(),
             yields: false,
             spinning: None,
         }
@@ -223,15 +223,15 @@ impl<'a> Block<'a> {
             }
             return Ok(SliceEnd::Ready);
         }
-        // Copies and reductions complete at random times.
+        // Copies complete at random times.
         if !self.bulk_copies.is_empty() && self.random.below(4) == 0 {
             let which = self.random.below(usize::MAX);
             self.complete_bulk_copy(which);
         }
-        if !self.pending_reductions.is_empty() && self.random.below(4) == 0 {
-            let which = self.random.below(self.pending_reductions.len());
-            let reduction = self.pending_reductions.swap_remove(which);
-            reduction.apply(&self.shared, self.number, global).map_err(|e| self.error(None, e))?;
+        if !self.pending_bulk_writes.is_empty() && self.random.below(4) == 0 {
+            let which = self.random.below(self.pending_bulk_writes.len());
+            let write = self.pending_bulk_writes.swap_remove(which);
+            write.apply(&self.shared, self.number, global).map_err(|e| self.error(None, e))?;
         }
         let t = ready[self.random.below(ready.len())];
         self.yields = false;
@@ -254,8 +254,8 @@ impl<'a> Block<'a> {
             return Err("the block ends while wgmma instructions are in flight".into());
         }
         self.barriers_at_end()?;
-        for reduction in std::mem::take(&mut self.pending_reductions) {
-            reduction.apply(&self.shared, self.number, global)?;
+        for write in std::mem::take(&mut self.pending_bulk_writes) {
+            write.apply(&self.shared, self.number, global)?;
         }
         Ok(())
     }
@@ -536,8 +536,8 @@ impl<'a> Block<'a> {
                 let v = v.as_ref().map(|v| self.get(t, v));
                 let frame = self.threads[t].frames.pop().expect("internal error: no running thread");
                 if self.threads[t].frames.is_empty() {
-                    if !self.threads[t].reductions.is_empty() {
-                        return Err(format!("thread {t} exits before its bulk reductions have read shared memory"));
+                    if self.threads[t].bulk_writes.are_reading() {
+                        return Err(format!("thread {t} exits before its bulk writes have read shared memory"));
                     }
                     self.threads[t].waiting = Some(Waiting::Done);
                 } else {

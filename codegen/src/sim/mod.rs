@@ -13,15 +13,15 @@
 //!
 //! Reading order: [`parse`] (text to instructions), [`check`] (unsupported instructions), [`value`] (arithmetic on
 //! bits), [`clock`] (happens-before), [`memory`] (shared memory, races), [`global`] (global memory, races), [`grid`]
-//! (programs), [`machine`] (threads and scheduling), [`barriers`] (mbarriers, TMA loads), [`bulk_reduce`] (bulk
-//! reductions), [`asm`] (PTX of the lowering), [`ptx`] (PTX of users), [`matrix`] (fragments and descriptors),
+//! (programs), [`machine`] (threads and scheduling), [`barriers`] (mbarriers, TMA loads), [`bulk_write`] (bulk
+//! reductions and TMA stores), [`asm`] (PTX of the lowering), [`ptx`] (PTX of users), [`matrix`] (fragments and descriptors),
 //! `mutate` (fault injection for tests of the simulator).
 
 mod asm;
 mod barriers;
-mod bulk_reduce;
+mod bulk_write;
 #[cfg(test)]
-mod bulk_reduce_tests;
+mod bulk_write_tests;
 mod check;
 mod clock;
 mod error;
@@ -51,6 +51,8 @@ mod random;
 mod tests;
 #[cfg(test)]
 mod tf32_tests;
+#[cfg(test)]
+mod tma_store_tests;
 #[cfg(test)]
 mod tma_tests;
 #[cfg(test)]

@@ -39,11 +39,11 @@ pub enum Class {
     CopyCommit,
     /// `cp.async.wait_group`.
     CopyWait,
-    /// A TMA load.
+    /// A TMA load or store.
     Tma,
     /// `cp.async.bulk.commit_group`.
     BulkCommit,
-    /// `cp.async.bulk.wait_group.read`.
+    /// `cp.async.bulk.wait_group`, with or without `.read`.
     BulkWait,
 }
 
@@ -116,7 +116,7 @@ fn class(line: &str) -> Option<Class> {
         () if has(COPY_WAIT) => Class::CopyWait,
         () if has("cp.async.bulk.tensor") => Class::Tma,
         () if has("\"cp.async.bulk.commit_group") => Class::BulkCommit,
-        () if has(BULK_WAIT) => Class::BulkWait,
+        () if has("cp.async.bulk.wait_group") => Class::BulkWait,
         () => return None,
     })
 }

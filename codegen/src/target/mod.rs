@@ -200,18 +200,23 @@ pub struct Schedule {
     /// Whether `wgmma` computes f32 dots in tf32 and tf32x3, where tiles are large enough (Hopper only). With `None`
     /// the compiler uses `mma.sync`.
     pub wgmma_f32: Option<bool>,
+    /// Whether TMA stores tiles that would otherwise be exchanged between threads for coalesced stores, where a tensor
+    /// map describes them (Hopper only). With `None` it does so in loops, where the next iteration does not wait for
+    /// them; at the end of a program, threads' own stores end earlier. `tma = Some(false)` turns it off.
+    pub tma_stores: Option<bool>,
 }
 
 impl Schedule {
     /// All options, by name.
-    pub fn named(self) -> [(&'static str, Option<bool>); 5] {
-        let Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = self;
+    pub fn named(self) -> [(&'static str, Option<bool>); 6] {
+        let Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores } = self;
         [
             ("tma", tma),
             ("warp_specialize", warp_specialize),
             ("pingpong", pingpong),
             ("overlap", overlap),
             ("wgmma_f32", wgmma_f32),
+            ("tma_stores", tma_stores),
         ]
     }
 
@@ -223,6 +228,7 @@ impl Schedule {
             "pingpong" => &mut self.pingpong,
             "overlap" => &mut self.overlap,
             "wgmma_f32" => &mut self.wgmma_f32,
+            "tma_stores" => &mut self.tma_stores,
             _ => return None,
         })
     }

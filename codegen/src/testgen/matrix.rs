@@ -32,6 +32,7 @@ pub(super) fn compile_options(rng: &mut Rng) -> CompileOptions {
         overlap: choice(2),
         pingpong: choice(2),
         wgmma_f32: choice(4),
+        tma_stores: choice(4),
     };
     CompileOptions {
         num_warps: rng.pick(&[1, 2, 4, 4, 4, 4, 4, 8, 8, 8, 16, 32]),

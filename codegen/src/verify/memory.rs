@@ -47,7 +47,7 @@ pub(super) fn advance(cx: &OpCx) -> Check {
 }
 
 /// Requires that `boundary` lists dimensions below the rank in ascending order.
-fn boundary_of(cx: &OpCx, boundary: &[usize], rank: usize) -> Check {
+pub(super) fn boundary_of(cx: &OpCx, boundary: &[usize], rank: usize) -> Check {
     let ascending = boundary.windows(2).all(|w| w[0] < w[1]);
     let below = boundary.last().is_none_or(|&d| d < rank);
     cx.attribute(ascending && below, || {

@@ -312,6 +312,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::AsyncArrive { threads } => barriers::arrive(cx, "threads", *threads),
         Op::MbarrierWait => barriers::wait(cx),
         Op::TmaLoad { boundary } => barriers::tma_load(cx, boundary),
+        Op::TmaStore { boundary } => barriers::tma_store(cx, boundary),
         Op::WarpSpecialize { warps, producers, registers, replicas } => {
             barriers::warp_specialize(cx, *warps, *producers, registers, *replicas)
         }

@@ -95,6 +95,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::AsyncArrive { .. }
         | Op::MbarrierWait
         | Op::TmaLoad { .. }
+        | Op::TmaStore { .. }
         | Op::PingpongWait
         | Op::PingpongArrive => &[],
     }

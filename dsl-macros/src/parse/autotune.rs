@@ -26,7 +26,7 @@ pub struct Autotune {
 }
 
 /// Options of the compiler's schedule that a configuration may set, by the names of their fields.
-pub const SCHEDULE_OPTIONS: [&str; 5] = ["tma", "warp_specialize", "pingpong", "overlap", "wgmma_f32"];
+pub const SCHEDULE_OPTIONS: [&str; 6] = ["tma", "warp_specialize", "pingpong", "overlap", "wgmma_f32", "tma_stores"];
 
 pub struct Config {
     /// One per tuned constant.

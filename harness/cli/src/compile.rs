@@ -97,19 +97,22 @@ pub struct Schedule {
     /// Use wgmma for f32 dots in tf32 and tf32x3, where tiles are large enough (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub wgmma_f32: Option<bool>,
+    /// Store tiles by TMA, where a tensor map can describe them (sm_90a). Default: in loops
+    #[arg(long, value_name = "BOOL")]
+    pub tma_stores: Option<bool>,
 }
 
 impl From<Schedule> for target::Schedule {
     fn from(given: Schedule) -> target::Schedule {
-        let Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = given;
-        target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 }
+        let Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores } = given;
+        target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores }
     }
 }
 
 impl From<target::Schedule> for Schedule {
     fn from(chosen: target::Schedule) -> Schedule {
-        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = chosen;
-        Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 }
+        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores } = chosen;
+        Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores }
     }
 }
 

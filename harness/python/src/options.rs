@@ -187,10 +187,11 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
             "overlap" => options.schedule.overlap = choice()?,
             "pingpong" => options.schedule.pingpong = choice()?,
             "wgmma_f32" => options.schedule.wgmma_f32 = choice()?,
+            "tma_stores" => options.schedule.tma_stores = choice()?,
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "options: there is no option `{}`: there are num_warps, num_stages, max_registers, asserts, fp_fusion, \
-                     tma, warp_specialize, overlap, pingpong and wgmma_f32",
+                     tma, warp_specialize, overlap, pingpong, wgmma_f32 and tma_stores",
                     shown(name)
                 )));
             }

@@ -35,8 +35,14 @@ pub struct Tiles {
 impl Tiles {
     /// Tile sizes that leave the schedule to the compiler.
     pub const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
-        const UNSPECIFIED: Schedule =
-            Schedule { tma: None, warp_specialize: None, overlap: None, pingpong: None, wgmma_f32: None };
+        const UNSPECIFIED: Schedule = Schedule {
+            tma: None,
+            warp_specialize: None,
+            overlap: None,
+            pingpong: None,
+            wgmma_f32: None,
+            tma_stores: None,
+        };
         Tiles { q_tile, k_tile, replicas: 1, num_warps, num_stages, schedule: UNSPECIFIED }
     }
 

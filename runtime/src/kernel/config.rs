@@ -188,6 +188,12 @@ impl LaunchConfig {
         self
     }
 
+    /// Sets [`Schedule::tma_stores`].
+    pub fn tma_stores(mut self, tma_stores: bool) -> LaunchConfig {
+        self.schedule.tma_stores = Some(tma_stores);
+        self
+    }
+
     #[doc(hidden)]
     #[deprecated(note = "use `tma`")]
     pub fn bulk_copies(self, bulk_copies: bool) -> LaunchConfig {

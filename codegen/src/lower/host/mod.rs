@@ -246,6 +246,7 @@ impl Lowering<'_> {
             | Op::AsyncArrive { .. }
             | Op::MbarrierWait
             | Op::TmaLoad { .. }
+            | Op::TmaStore { .. }
             | Op::PingpongWait
             | Op::PingpongArrive
             | Op::WarpSpecialize { .. } => {

@@ -26,7 +26,6 @@ use std::collections::HashMap;
 const PAD: u32 = 32;
 /// Minimum tile size in bytes: smaller tiles do not pay for two barriers.
 const MIN_BYTES: u32 = 4096;
-const COMMIT: &str = "call void asm sideeffect \"cp.async.bulk.commit_group;\", \"~{memory}\"() #1";
 
 /// How a tile of f32 elements is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,11 +109,10 @@ fn part_bytes(layout: &LinearLayout, columns: u32) -> Option<u32> {
 }
 
 impl Lowering<'_> {
-    /// Waits until TMA has read the shared memory of this thread's reductions. Needed before barriers, after which other
-    /// threads overwrite it ([`BulkReduce::Rows`]), and before the kernel ends and another block takes over its shared
-    /// memory.
-    pub(super) fn wait_for_bulk_reductions(&mut self) {
-        self.e.void("call void asm sideeffect \"cp.async.bulk.wait_group.read 0;\", \"~{memory}\"() #1");
+    /// Waits until TMA has read the shared memory of this thread's reductions and stores. Needed before barriers, after
+    /// which other threads overwrite it, and before the kernel ends and another block takes over its shared memory.
+    pub(super) fn wait_for_bulk_reads(&mut self) {
+        self.bulk_group("wait_group.read 0");
     }
 
     pub(super) fn emit_bulk_reduce(&mut self, id: OpId, add: BulkReduce) {
@@ -162,7 +160,7 @@ impl Lowering<'_> {
             let from = this.e.inst(format!("add i32 {from}, {base}"));
             this.issue_reduction(data.operands[0], &row, &from, row_bytes);
         });
-        self.e.void(COMMIT);
+        self.bulk_group("commit_group");
     }
 
     fn reduce_parts(&mut self, id: OpId, part_bytes: u32) {
@@ -183,7 +181,7 @@ impl Lowering<'_> {
         let offset = Coordinate { thread: lane, mask, register };
 
         // The first lane issued the reductions that may still read this part.
-        self.wait_for_bulk_reductions();
+        self.wait_for_bulk_reads();
         self.warp_barrier();
         self.store_operand(data.operands[1], |e, r| {
             let offset = offset.at(e, offset.register[r]);
@@ -198,7 +196,7 @@ impl Lowering<'_> {
             let own = this.e.inst(format!("zext nneg i32 {own} to i64"));
             let offset = this.e.inst(format!("add i64 {offset}, {own}"));
             this.issue_reduction(view, &offset, &part, part_bytes);
-            this.e.void(COMMIT);
+            this.bulk_group("commit_group");
         });
     }
 

@@ -293,7 +293,10 @@ impl<'f> Lowering<'f> {
                     let readonly = if written.contains(&v) { "" } else { " readonly" };
                     // `noalias` would assert that only this thread changes the memory, regardless of barriers.
                     let noalias = if shared_between_threads.contains(&v) { "" } else { " noalias" };
-                    format!("ptr addrspace(1){noalias}{readonly} align {} %a{i}", arg.divisible_by.clamp(1, 16))
+                    format!(
+                        "ptr addrspace(1){noalias}{readonly} align {} %a{i}",
+                        1 << arg.divisible_by.trailing_zeros().min(4)
+                    )
                 }
                 Elem::Num(DType::Bool) => format!("i8 %a{i}"),
                 Elem::Num(_) => format!("{} %a{i}", llvm_type(elem)),
@@ -362,6 +365,9 @@ impl<'f> Lowering<'f> {
             if self.plan.fence_before(id) {
                 self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
             }
+            if self.plan.store_wait_before(id) {
+                self.wait_for_bulk_reads();
+            }
             if self.plan.barrier_before(id) {
                 self.barrier();
             }
@@ -379,7 +385,7 @@ impl<'f> Lowering<'f> {
     /// Emits `bar.sync` for all threads of the block, or of the partition.
     fn barrier(&mut self) {
         if self.plan.has_row_reductions() {
-            self.wait_for_bulk_reductions();
+            self.wait_for_bulk_reads();
         }
         match (self.consumers, self.replica.clone()) {
             (Some(warps), Some(replica)) => {
@@ -471,8 +477,8 @@ impl<'f> Lowering<'f> {
             // The ops that contain the region read its terminator.
             Op::Yield | Op::Condition => {}
             Op::Return => {
-                if self.plan.has_bulk_reductions() {
-                    self.wait_for_bulk_reductions();
+                if self.plan.has_bulk_writes() {
+                    self.wait_for_bulk_reads();
                 }
                 self.e.void("ret void");
             }
@@ -514,6 +520,7 @@ impl<'f> Lowering<'f> {
             Op::AsyncArrive { .. } => self.async_arrive(id),
             Op::MbarrierWait => self.mbarrier_wait(id),
             Op::TmaLoad { .. } => self.tma_load(id)?,
+            Op::TmaStore { .. } => self.tma_store(id)?,
             Op::PingpongWait => self.pingpong_barrier("sync", 0),
             Op::PingpongArrive => self.pingpong_barrier("arrive", 1),
             Op::WarpSpecialize { .. } => self.warp_specialize(id)?,

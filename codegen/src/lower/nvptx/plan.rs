@@ -69,6 +69,9 @@ pub struct SharedPlan {
     scratch: HashMap<OpId, u32>,
     barriers: HashSet<OpId>,
     fences: HashSet<OpId>,
+    /// Ops before whose barrier each thread waits until its TMA stores have read their buffers.
+    store_waits: HashSet<OpId>,
+    has_tma_stores: bool,
     pub dependencies: Rc<ThreadDependencies>,
     /// Atomic adds performed by bulk async reductions.
     bulk_reductions: Rc<HashMap<OpId, BulkReduce>>,
@@ -153,6 +156,8 @@ struct Pending {
     /// For each `wgmma` in flight, from the oldest on, the operands that it reads, across barriers, until a wait
     /// completes it.
     in_flight: VecDeque<BTreeSet<Range>>,
+    /// Buffers that TMA stores may still read, across barriers, until the thread that started them has waited.
+    storing: HashSet<Range>,
     /// Accesses of global memory.
     global: HashSet<OpId>,
     /// Whether TMA may still read the operand of a bulk async reduction. Threads wait for it before they synchronize.
@@ -173,6 +178,7 @@ impl Pending {
         self.reads.extend(&other.reads);
         self.writes.extend(&other.writes);
         self.unfenced.extend(&other.unfenced);
+        self.storing.extend(&other.storing);
         self.global.extend(&other.global);
         self.bulk_reading |= other.bulk_reading;
         // Waits count from the newest `wgmma` back.
@@ -198,7 +204,7 @@ impl Pending {
 
     /// Applies a function to all ranges.
     fn map(&mut self, f: impl Fn(Range) -> Range) {
-        for ranges in [&mut self.reads, &mut self.writes, &mut self.unfenced] {
+        for ranges in [&mut self.reads, &mut self.writes, &mut self.unfenced, &mut self.storing] {
             *ranges = ranges.iter().copied().map(&f).collect();
         }
         for ranges in &mut self.in_flight {
@@ -238,12 +244,15 @@ impl SharedPlan {
         dependencies: Rc<ThreadDependencies>,
         bulk_reductions: HashMap<OpId, BulkReduce>,
     ) -> SharedPlan {
+        let ops = func.walk();
+        let has_tma_stores = ops.iter().any(|&id| matches!(func.op(id).op, Op::TmaStore { .. }));
         let by_async_proxy = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::TmaLoad { .. });
-        let async_proxy = !bulk_reductions.is_empty() || func.walk().iter().any(by_async_proxy);
+        let async_proxy = has_tma_stores || !bulk_reductions.is_empty() || ops.iter().any(by_async_proxy);
         let mut plan = SharedPlan {
             dependencies,
             bulk_reductions: Rc::new(bulk_reductions),
             stored: Rc::new(stored_rings(func)),
+            has_tma_stores,
             async_proxy,
             ..SharedPlan::default()
         };
@@ -267,8 +276,9 @@ impl SharedPlan {
         self.bulk_reductions.get(&id).copied()
     }
 
-    pub fn has_bulk_reductions(&self) -> bool {
-        !self.bulk_reductions.is_empty()
+    /// Whether TMA may read shared memory when a program ends.
+    pub fn has_bulk_writes(&self) -> bool {
+        self.has_tma_stores || !self.bulk_reductions.is_empty()
     }
 
     /// Whether TMA reads a tile whose memory other warps overwrite after the next barrier.
@@ -278,6 +288,10 @@ impl SharedPlan {
 
     pub fn barrier_before(&self, id: OpId) -> bool {
         self.barriers.contains(&id)
+    }
+
+    pub fn store_wait_before(&self, id: OpId) -> bool {
+        self.store_waits.contains(&id)
     }
 
     pub fn fence_before(&self, id: OpId) -> bool {
@@ -396,13 +410,18 @@ impl SharedPlan {
         alone.visit_to_fixpoint(func, id, &mut Pending::default());
         let mut open = pending.clone();
         with.visit_to_fixpoint(func, id, &mut open);
-        if (&with.barriers, &with.fences) == (&alone.barriers, &alone.fences) {
+        let synchronization =
+            |plan: &SharedPlan| (plan.barriers.clone(), plan.fences.clone(), plan.store_waits.clone());
+        if synchronization(&with) == synchronization(&alone) {
             *self = with;
             *pending = open;
             return;
         }
         if !pending.unfenced.is_empty() {
             self.fences.insert(id);
+        }
+        if !pending.storing.is_empty() {
+            self.store_waits.insert(id);
         }
         self.barriers.insert(id);
         *pending = Pending { in_flight: std::mem::take(&mut pending.in_flight), ..Pending::default() };
@@ -467,7 +486,8 @@ impl SharedPlan {
                 self.fences.insert(id);
                 pending.unfenced.clear();
             }
-            if unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
+            let stored = self.wait_for_stores(id, &[ring], pending);
+            if stored || unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
                 self.barriers.insert(id);
                 pending.clear_synchronized();
             }
@@ -482,7 +502,7 @@ impl SharedPlan {
         match &data.op {
             Op::LocalAlloc if !data.operands.is_empty() => writes.extend(self.range(func, data.results[0])),
             Op::LocalStore => writes.extend(self.range(func, data.operands[0])),
-            Op::LocalLoad | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } => {
+            Op::LocalLoad | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } | Op::TmaStore { .. } => {
                 reads.extend(data.operands.iter().filter_map(|&v| self.range(func, v)));
             }
             _ => {}
@@ -490,11 +510,13 @@ impl SharedPlan {
         let scratch = self.scratch.get(&id).map(|&start| Range { start, end: start + scratch::bytes(func, id) });
         writes.extend(scratch);
         let by_wgmma = matches!(data.op, Op::Wgmma { .. });
-        let unfenced = by_wgmma && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
+        let stores = matches!(data.op, Op::TmaStore { .. });
+        let by_async_proxy = by_wgmma || stores;
+        let unfenced = by_async_proxy && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
         let clash = reads.iter().any(|r| pending.writes.iter().any(|w| w.overlaps(*r)))
             || writes.iter().any(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(*w)))
             || pending.global.iter().any(|&first| self.dependencies.need_barrier(first, id));
-        if clash || unfenced {
+        if self.wait_for_stores(id, &writes, pending) || clash || unfenced {
             self.barriers.insert(id);
             pending.clear_synchronized();
         }
@@ -514,6 +536,9 @@ impl SharedPlan {
         if by_wgmma {
             pending.issue(&reads);
         }
+        if stores {
+            pending.storing.extend(&reads);
+        }
         if self.dependencies.tracks(id) {
             pending.global.insert(id);
         }
@@ -522,6 +547,17 @@ impl SharedPlan {
             pending.unfenced.extend(&writes);
         }
         pending.writes.extend(writes);
+    }
+
+    /// Makes an op that writes these ranges wait for the TMA stores that may still read one of them. Returns whether it
+    /// needs a barrier after the wait.
+    fn wait_for_stores(&mut self, id: OpId, writes: &[Range], pending: &mut Pending) -> bool {
+        let waits = writes.iter().any(|w| pending.storing.iter().any(|s| s.overlaps(*w)));
+        if waits {
+            self.store_waits.insert(id);
+            pending.storing.clear();
+        }
+        waits
     }
 
     /// The byte range of the buffer that contains a value; `None` for rings that copies fill, and for other values.

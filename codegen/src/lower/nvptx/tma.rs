@@ -2,12 +2,31 @@
 
 use super::emit::Val;
 use super::{Lowering, Result};
-use crate::analysis::tensor_map;
+use crate::analysis::tensor_map::{self, BoxCopy};
 use crate::ir::{Elem, Op, OpId, Type, Value};
 use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 
 /// The size of an mbarrier, in bytes.
 pub(super) const MBARRIER_BYTES: u32 = 8;
+
+/// TMA copies between a block of global memory and a shared buffer.
+struct TmaCopies {
+    map: Val,
+    /// The coordinates of the block in i32, by dimension of the map.
+    at: Vec<Val>,
+    /// The byte offset of the buffer.
+    buffer: Val,
+    boxes: Vec<BoxCopy>,
+}
+
+impl TmaCopies {
+    /// The rank of the map, and the operand of `cp.async.bulk.tensor` for the map `map` and the coordinates from operand
+    /// `first` on.
+    fn coordinates(&self, map: &str, first: usize) -> (usize, String) {
+        let list: Vec<String> = (first..first + self.at.len()).map(|i| format!("${i}")).collect();
+        (self.at.len(), format!("[{map}, {{{}}}]", list.join(",")))
+    }
+}
 
 impl Lowering<'_> {
     /// i1: this thread acts for its partition (or its block).
@@ -130,7 +149,62 @@ impl Lowering<'_> {
     pub(super) fn tma_load(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::TmaLoad { boundary } = &data.op else { panic!("internal compiler error: not a TMA load") };
-        let (view, buffer) = (data.operands[0], data.operands[1]);
+        let copies = self.tma_copies(data.operands[0], data.operands[1], boundary)?;
+        let acting_thread = self.acting_thread(data.operands.get(4));
+        let barrier = self.mbarrier_at(data.operands[2], data.operands[3]);
+        let (rank, at) = copies.coordinates("$1", 2);
+        let text = format!(
+            "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], {at}, [${}];",
+            2 + rank
+        );
+        let constraints = format!("r,l,{},r,~{{memory}}", vec!["r"; rank].join(","));
+        self.when(Some(acting_thread), |this| {
+            for copy in &copies.boxes {
+                let (buffer, coordinates) = this.tma_box(&copies, copy);
+                this.e.void(format!(
+                    "call void asm sideeffect \"{text}\", \"{constraints}\"({buffer}, ptr {}, {coordinates}, ptr addrspace(3) {barrier}) #1",
+                    copies.map
+                ));
+            }
+        });
+        Ok(())
+    }
+
+    /// One thread starts the copies. Before the buffer is overwritten, it waits until they have read it.
+    pub(super) fn tma_store(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::TmaStore { boundary } = &data.op else { panic!("internal compiler error: not a TMA store") };
+        let copies = self.tma_copies(data.operands[0], data.operands[1], boundary)?;
+        let (rank, at) = copies.coordinates("$0", 1);
+        let text = format!("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group {at}, [${}];", 1 + rank);
+        let constraints = format!("l,{},r,~{{memory}}", vec!["r"; rank].join(","));
+        let parents = std::iter::successors(self.func.parent_op(id), |&id| self.func.parent_op(id));
+        let repeats = parents.into_iter().any(|id| matches!(self.func.op(id).op, Op::For { .. } | Op::While));
+        let leader = self.leader();
+        self.when(Some(leader), |this| {
+            if repeats {
+                // The previous iteration may have stored to the same elements: the later value remains.
+                this.bulk_group("wait_group 0");
+            }
+            for copy in &copies.boxes {
+                let (buffer, coordinates) = this.tma_box(&copies, copy);
+                this.e.void(format!(
+                    "call void asm sideeffect \"{text}\", \"{constraints}\"(ptr {}, {coordinates}, {buffer}) #1",
+                    copies.map
+                ));
+            }
+            this.bulk_group("commit_group");
+        });
+        Ok(())
+    }
+
+    /// Emits `cp.async.bulk.commit_group` or a wait for such groups.
+    pub(super) fn bulk_group(&mut self, what: &str) {
+        self.e.void(format!("call void asm sideeffect \"cp.async.bulk.{what};\", \"~{{memory}}\"() #1"));
+    }
+
+    /// The TMA copies between the block of a view and a buffer.
+    fn tma_copies(&mut self, view: Value, buffer: Value, boundary: &[usize]) -> Result<TmaCopies> {
         let plan = tensor_map::plan(self.func, &self.axis, view, boundary, self.func.ty(buffer));
         let Some(plan) = plan else {
             let view = self.func.ty(view);
@@ -145,33 +219,20 @@ impl Lowering<'_> {
             block: plan.block.clone(),
             swizzle_bytes: plan.swizzle_bytes,
         });
-        let acting_thread = self.acting_thread(data.operands.get(4));
-        let barrier = self.mbarrier_at(data.operands[2], data.operands[3]);
-        let base = self.scalar(buffer);
-        let at: Vec<Val> =
-            plan.coordinates.iter().zip(&plan.checked).map(|(&v, &checked)| self.coordinate(v, checked)).collect();
-        let rank = at.len();
-        let list: Vec<String> = (2..2 + rank).map(|i| format!("${i}")).collect();
-        let text = format!(
-            "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {{{}}}], [${}];",
-            list.join(","),
-            2 + rank
-        );
-        let constraints = format!("r,l,{},r,~{{memory}}", vec!["r"; rank].join(","));
-        self.when(Some(acting_thread), |this| {
-            for copy in &plan.copies {
-                let to = this.e.inst(format!("add i32 {base}, {}", copy.offset));
-                let to = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {to}"));
-                let mut args = vec![format!("ptr addrspace(3) {to}"), format!("ptr {map}")];
-                for (x, &by) in at.iter().zip(&copy.start) {
-                    let x = if by == 0 { x.clone() } else { this.e.inst(format!("add i32 {x}, {by}")) };
-                    args.push(format!("i32 {x}"));
-                }
-                args.push(format!("ptr addrspace(3) {barrier}"));
-                this.e.void(format!("call void asm sideeffect \"{text}\", \"{constraints}\"({}) #1", args.join(", ")));
-            }
+        let at = plan.coordinates.iter().zip(&plan.checked).map(|(&v, &checked)| self.coordinate(v, checked)).collect();
+        Ok(TmaCopies { map, at, buffer: self.scalar(buffer), boxes: plan.copies })
+    }
+
+    /// The arguments of one copy: the pointer to its part of the buffer, and its coordinates.
+    fn tma_box(&mut self, copies: &TmaCopies, copy: &BoxCopy) -> (String, String) {
+        let buffer = self.e.inst(format!("add i32 {}, {}", copies.buffer, copy.offset));
+        let buffer = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {buffer}"));
+        let at = copies.at.iter().zip(&copy.start).map(|(x, &by)| match by {
+            0 => format!("i32 {x}"),
+            _ => format!("i32 {}", self.e.inst(format!("add i32 {x}, {by}"))),
         });
-        Ok(())
+        let at: Vec<String> = at.collect();
+        (format!("ptr addrspace(3) {buffer}"), at.join(", "))
     }
 
     /// A coordinate in i32. Clamps it where `checked` says that it may lie outside of the tensor, whose extents are

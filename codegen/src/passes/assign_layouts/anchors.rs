@@ -297,6 +297,7 @@ impl<'f> Assignments<'f> {
             | Op::AsyncArrive { .. }
             | Op::MbarrierWait
             | Op::TmaLoad { .. }
+            | Op::TmaStore { .. }
             | Op::PingpongWait
             | Op::PingpongArrive
             | Op::WarpSpecialize { .. } => {

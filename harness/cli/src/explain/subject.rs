@@ -102,7 +102,7 @@ impl Subject {
         words.push(format!("num_warps={}", options.num_warps));
         words.push(format!("num_stages={}", options.num_stages));
         words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
-        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = options.schedule;
+        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores } = options.schedule;
         // In the order of the command line's help.
         let schedule = [
             ("tma", tma),
@@ -110,6 +110,7 @@ impl Subject {
             ("overlap", overlap),
             ("pingpong", pingpong),
             ("wgmma_f32", wgmma_f32),
+            ("tma_stores", tma_stores),
         ];
         words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
         words.join(" ")

@@ -40,7 +40,8 @@ class Kernel:
 
         Arguments are given in order or by name, constants by name. `types` are the element types of type parameters that
         no array determines. `options` are the compiler's: num_warps, num_stages, max_registers, asserts, fp_fusion,
-        tma, warp_specialize, overlap, pingpong, wgmma_f32. `stream` is a CUDA stream: by default PyTorch's current one.
+        tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores. `stream` is a CUDA stream: by default PyTorch's
+        current one.
 
         Raises `Error` if an access may be outside of its array, and for all other failed checks of a launch.
         """

@@ -70,10 +70,11 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
             "pingpong" | "turns" => &mut tiles.schedule.pingpong,
             "ov" => &mut tiles.schedule.overlap,
             "wgmma" => &mut tiles.schedule.wgmma_f32,
+            "tma-stores" => &mut tiles.schedule.tma_stores,
             _ => {
                 return Err(format!(
-                    "`{hint}` is not a hint: expected ws, pingpong, ov, tma or wgmma, one of them with the prefix no-, or \
-                     replicas=COUNT"
+                    "`{hint}` is not a hint: expected ws, pingpong, ov, tma, wgmma or tma-stores, one of them with the \
+                     prefix no-, or replicas=COUNT"
                 ));
             }
         };
@@ -93,8 +94,15 @@ pub fn text(tiles: Tiles) -> String {
         Some(false) => format!(",no-{on}"),
     };
     let Tiles { q_tile, k_tile, replicas, num_warps, num_stages, schedule } = tiles;
-    let Schedule { tma, warp_specialize, pingpong, overlap, wgmma_f32 } = schedule;
-    let hints = [(tma, "tma"), (warp_specialize, "ws"), (pingpong, "pingpong"), (overlap, "ov"), (wgmma_f32, "wgmma")];
+    let Schedule { tma, warp_specialize, pingpong, overlap, wgmma_f32, tma_stores } = schedule;
+    let hints = [
+        (tma, "tma"),
+        (warp_specialize, "ws"),
+        (pingpong, "pingpong"),
+        (overlap, "ov"),
+        (wgmma_f32, "wgmma"),
+        (tma_stores, "tma-stores"),
+    ];
     let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
     let replicas = if replicas > 1 { format!(",replicas={replicas}") } else { String::new() };
     format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}{replicas}")

@@ -1,0 +1,95 @@
+//! TMA stores: their results, and the errors reported if their synchronization is missing.
+
+use super::{Global, Launch, run};
+use crate::interp::{self, Memory};
+use crate::lower::nvptx::{GpuModule, lower};
+use crate::target::{CompileOptions, GpuArch};
+use crate::text::parse;
+
+/// Stores x plus the tile's number: tiles of 64 rows that start 5 rows before every 32nd row, so that most rows belong to
+/// two tiles, and the first and the last tile lie partly outside of y.
+const STORE: &str = include_str!("programs/store_tiles.tile");
+const ROWS: usize = 150;
+const COLUMNS: usize = 32;
+
+fn x() -> Vec<u8> {
+    (0..ROWS * COLUMNS).flat_map(|i| ((i % 97) as f32).to_le_bytes()).collect()
+}
+
+/// The later of two tiles remains.
+fn expected() -> Vec<f32> {
+    (0..ROWS * COLUMNS).map(|i| (i % 97) as f32 + ((i / COLUMNS + 5) / 32).min(4) as f32).collect()
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn module(text: &str) -> GpuModule {
+    let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
+    lower(&func, GpuArch::Sm90a, &CompileOptions { num_warps: 4, ..CompileOptions::default() }).unwrap()
+}
+
+/// Runs the module; gives `y`, which has no more bytes than the tensor.
+fn simulate(llvm_ir: &str, module: &GpuModule, seed: u64) -> Result<Vec<f32>, String> {
+    let mut global = Global::default();
+    let x = global.add(x());
+    let y = global.add(vec![0xAA; ROWS * COLUMNS * 4]);
+    let launch = Launch {
+        llvm_ir,
+        grid: [1, 1, 1],
+        threads: module.threads,
+        shared_bytes: module.shared_bytes,
+        args: &[x, y, ROWS as u64],
+        tensor_maps: &module.tensor_maps,
+        seed,
+    };
+    run(&launch, &mut global)?;
+    Ok(numbers(global.bytes(y)))
+}
+
+#[test]
+fn tiles_are_stored_in_order_and_clipped() {
+    let func = parse(STORE).unwrap_or_else(|e| panic!("{e}"));
+    let mut memory = Memory::new();
+    let [input, output] = [x(), vec![0; ROWS * COLUMNS * 4]].map(|bytes| memory.add(bytes));
+    let args = [input.into(), output.into(), interp::ArgValue::Int(ROWS as i64)];
+    interp::run(&func, &args, [1, 1, 1], &mut memory).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(numbers(memory.bytes(output)), expected());
+
+    let module = module(STORE);
+    assert_eq!((module.tensor_maps.len(), module.tensor_maps[0].swizzle_bytes), (1, 128));
+    for seed in 0..4 {
+        assert_eq!(simulate(&module.llvm_ir, &module, seed).unwrap_or_else(|e| panic!("{e}")), expected());
+    }
+}
+
+/// Each of these bugs might go undetected on a GPU.
+#[test]
+fn missing_synchronization_is_reported() {
+    let module = module(STORE);
+    for (removed, expected_error) in [
+        ("cp.async.bulk.commit_group", "asynchronous read of it"),
+        ("cp.async.bulk.wait_group.read 0", "asynchronous read of it"),
+        ("cp.async.bulk.wait_group 0", "TMA store that it has not waited for"),
+        ("fence.proxy.async.shared_cta()", "without a proxy fence"),
+        ("bar.sync", "race"),
+    ] {
+        let lines: Vec<&str> = module.llvm_ir.lines().collect();
+        let found = lines.iter().position(|line| line.contains(removed) && line.contains("call"));
+        let found = found.unwrap_or_else(|| panic!("no line contains `{removed}`"));
+        let broken: Vec<&str> = lines.iter().enumerate().filter(|(i, _)| *i != found).map(|(_, &line)| line).collect();
+        let errors: Vec<String> = (0..4).filter_map(|seed| simulate(&broken.join("\n"), &module, seed).err()).collect();
+        assert!(errors.iter().any(|e| e.contains(expected_error)), "without {removed}: {errors:?}");
+    }
+}
+
+/// The memory is written as late as the end of the kernel.
+#[test]
+fn reading_what_a_store_writes_is_a_race() {
+    let read = "    %old = load_view %w {boundary = [0], padding = zero, eviction = normal} : tensor<64x32xf32, #l0>\n    yield";
+    let text = STORE.replace("    yield", read);
+    let module = module(&text);
+    let errors: Vec<String> = (0..4).filter_map(|seed| simulate(&module.llvm_ir, &module, seed).err()).collect();
+    assert!(errors.iter().any(|e| e.contains("data race")), "{errors:?}");
+}
