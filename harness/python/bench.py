@@ -140,8 +140,8 @@ def interleaved_ms(calls, rounds=15):
     return {f"{name}_ms": sorted(ms)[rounds // 2] for name, ms in times.items()}
 
 
-def products(m, n, k):
-    """a [m, k] · weight [n, k]ᵀ of normal numbers, in each type, beside cuBLAS."""
+def products(m, n, k, only=None):
+    """a [m, k] · weight [n, k]ᵀ of normal numbers, in each type or in one, beside cuBLAS."""
     a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
     one = torch.ones((), device="cuda")
     rows, columns = torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
@@ -166,6 +166,8 @@ def products(m, n, k):
         "int8": (int8(tt.int_mm), int8(torch._int_mm)),
     }
     for name, (ours, theirs) in cases.items():
+        if only not in (None, name):
+            continue
         try:
             found, expected = ours().double(), theirs().double()
         except RuntimeError as error:
@@ -254,6 +256,8 @@ class Shape(NamedTuple):
     context: int
 
 
+# d_model and d_ff of the models of the course's table: small, medium, large, xl, 2.7B.
+MODELS = ((768, 3072), (1024, 4096), (1280, 5120), (1600, 6400), (2560, 10240))
 SHAPES = {"base": Shape(12, 768, 12, 32000, 8, 1024), "small": Shape(6, 384, 6, 4096, 16, 256)}
 MODES = {"eager": None, "compile": "default", "compile, CUDA graphs": "reduce-overhead"}
 
@@ -343,6 +347,12 @@ def main():
             products(n, n, n)
         for m in (1, 16, 64):
             products(m, 8192, 8192)
+        # The models' products: attention's projections, both layers of the MLP, and the gradient of a weight.
+        for d, d_ff in MODELS:
+            for tokens in (512, 4096):
+                for n, k in ((d, d), (d_ff, d), (d, d_ff)):
+                    products(tokens, n, k, "bf16")
+            products(d, d_ff, 4096, "bf16")
     if not arguments.gpt_only and not arguments.products:
         for n in (1024, 16384):
             attention(n, arguments.seconds)

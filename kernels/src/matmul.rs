@@ -3,12 +3,14 @@
 //!
 //! Each program computes one tile of c. Programs are numbered so that concurrent programs share rows of a and columns
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix multiplication
-//! tutorial, here [`swizzle2d`]).
+//! tutorial, here [`swizzle2d`]). A persistent program computes tile after tile: its producer warps load the next tile
+//! while it stores the previous one.
 
 use crate::activation::{Activation, activate};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
+use tilewright_codegen::lang::kernel::Constexpr;
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
-use tilewright_runtime::autotune::{Config, Problem};
+use tilewright_runtime::autotune::{Config, KeyValue, Problem};
 use tilewright_runtime::prelude::*;
 
 constexpr_enum! {
@@ -40,12 +42,13 @@ constexpr_enum! {
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
 /// column-major: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the
 /// dimension of c along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c
-/// if it is `Itself`.
+/// if it is `Itself`. With `persistent`, the grid has at most `programs` programs.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
-        Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
-        Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
+        Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true, persistent = [false, true]),
+        Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true, persistent = [false, true]),
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 5, warp_specialize = true, persistent = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, tma = true),
@@ -76,10 +79,10 @@ constexpr_enum! {
         Config(m_tile = 32, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
         Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
     ],
-    key = [a_col_major, b_col_major, precision, m, n, k],
+    key = [a_col_major, b_col_major, precision, m, n, k, cut = cut(m, n, k)],
     default = default_config,
 )]
-#[kernel(grid = cdiv(m, m_tile) * cdiv(n, n_tile))]
+#[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs))]
 #[alias(a_columns = a_col_major, b_columns = b_col_major)]
 pub fn matmul<T: Float>(
     a: Tensor<T, (m, k)>,
@@ -103,61 +106,71 @@ pub fn matmul<T: Float>(
     #[constexpr = None] activation: Activation,
     #[constexpr = None] addend: Addend,
     #[constexpr = ieee] precision: Precision,
+    #[constexpr = false] persistent: bool,
+    #[constexpr = 132] programs: usize,
 ) {
-    let program = program_id(0);
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
-    let (i, j) = swizzle2d(program / n_tiles, program % n_tiles, m_tiles, n_tiles, group);
-    let mut a_block = make_block_ptr(
-        a.ptr(),
-        shape = [m, k],
-        strides = [a.stride(0), a.stride(1)],
-        offsets = [i * m_tile, 0],
-        block_shape = [m_tile, k_tile],
-        order = order(a_col_major),
-    );
-    let mut b_block = make_block_ptr(
-        b.ptr(),
-        shape = [k, n],
-        strides = [b.stride(0), b.stride(1)],
-        offsets = [0, j * n_tile],
-        block_shape = [k_tile, n_tile],
-        order = order(b_col_major),
-    );
-    let c_block = c.block([i * m_tile, j * n_tile], [m_tile, n_tile]);
-    let mut acc = zeros::<f32>([m_tile, n_tile]);
-    for _ in range(0, cdiv(k, k_tile)) {
-        let at = load(a_block, boundary_check = [0, 1], padding = zero);
-        let bt = load(b_block, boundary_check = [0, 1], padding = zero);
-        acc = dot(at, bt, acc, input_precision = precision);
-        a_block = a_block.advance([0, k_tile]);
-        b_block = b_block.advance([k_tile, 0]);
-    }
-    if bias_along == Bias::Columns {
-        let columns = j * n_tile + arange(0, n_tile);
-        let bias_tile = load(bias + columns.to::<i64>() * bias_stride, mask = columns < n, other = 0.0);
-        acc = acc + bias_tile.to::<f32>().expand_dims(0);
-    }
-    if bias_along == Bias::Rows {
-        let rows = i * m_tile + arange(0, m_tile);
-        let bias_tile = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
-        acc = acc + bias_tile.to::<f32>().expand_dims(1);
-    }
-    acc = activate(acc, activation);
-    if addend == Addend::Itself {
-        acc = acc + load(c_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-    }
-    if addend == Addend::Other {
-        let other_block = make_block_ptr(
-            other,
-            shape = [m, n],
-            strides = [other_stride_m, other_stride_n],
-            offsets = [i * m_tile, j * n_tile],
-            block_shape = [m_tile, n_tile],
-            order = [1, 0],
+    let compute = |tile: Scalar<i32>| {
+        let (i, j) = swizzle2d(tile / n_tiles, tile % n_tiles, m_tiles, n_tiles, group);
+        let mut a_block = make_block_ptr(
+            a.ptr(),
+            shape = [m, k],
+            strides = [a.stride(0), a.stride(1)],
+            offsets = [i * m_tile, 0],
+            block_shape = [m_tile, k_tile],
+            order = order(a_col_major),
         );
-        acc = acc + load(other_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let mut b_block = make_block_ptr(
+            b.ptr(),
+            shape = [k, n],
+            strides = [b.stride(0), b.stride(1)],
+            offsets = [0, j * n_tile],
+            block_shape = [k_tile, n_tile],
+            order = order(b_col_major),
+        );
+        let c_block = c.block([i * m_tile, j * n_tile], [m_tile, n_tile]);
+        let mut acc = zeros::<f32>([m_tile, n_tile]);
+        for _ in range(0, cdiv(k, k_tile)) {
+            let at = load(a_block, boundary_check = [0, 1], padding = zero);
+            let bt = load(b_block, boundary_check = [0, 1], padding = zero);
+            acc = dot(at, bt, acc, input_precision = precision);
+            a_block = a_block.advance([0, k_tile]);
+            b_block = b_block.advance([k_tile, 0]);
+        }
+        if bias_along == Bias::Columns {
+            let columns = j * n_tile + arange(0, n_tile);
+            let bias_tile = load(bias + columns.to::<i64>() * bias_stride, mask = columns < n, other = 0.0);
+            acc = acc + bias_tile.to::<f32>().expand_dims(0);
+        }
+        if bias_along == Bias::Rows {
+            let rows = i * m_tile + arange(0, m_tile);
+            let bias_tile = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
+            acc = acc + bias_tile.to::<f32>().expand_dims(1);
+        }
+        acc = activate(acc, activation);
+        if addend == Addend::Itself {
+            acc = acc + load(c_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        }
+        if addend == Addend::Other {
+            let other_block = make_block_ptr(
+                other,
+                shape = [m, n],
+                strides = [other_stride_m, other_stride_n],
+                offsets = [i * m_tile, j * n_tile],
+                block_shape = [m_tile, n_tile],
+                order = [1, 0],
+            );
+            acc = acc + load(other_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        }
+        store(c_block, acc.to::<T>(), boundary_check = [0, 1]);
+    };
+    if persistent {
+        for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0)) {
+            compute(tile);
+        }
+    } else {
+        compute(program_id(0));
     }
-    store(c_block, acc.to::<T>(), boundary_check = [0, 1]);
 }
 
 /// Whether the first dimension of a matrix is the contiguous one.
@@ -306,6 +319,8 @@ fn launch_matmul<'a, T: FloatElement>(
         addend,
         activation: options.activation,
         precision: options.precision,
+        persistent: tuned(),
+        programs: device.info().compute_units as usize,
     }
     .launch_tuned(device)
 }
@@ -317,7 +332,16 @@ fn default_config(problem: &Problem) -> Config {
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
     let largest = match (problem.is_gpu(), bytes, problem.get("precision")) {
         (false, ..) => TileChoice { m: 64, n: 64, k: 64, num_warps: 4, num_stages: 1 },
-        (true, 2, _) if hopper => return warp_specialized(problem, bytes, &[(128, 256), (128, 128)]),
+        (true, 2, _) if hopper => {
+            let cut = problem.get("cut").unwrap_or(Cut::Small);
+            let (m_tile, n_tile) = match cut {
+                Cut::Small => return warp_specialized(problem, bytes, &[(128, 256), (128, 128)]),
+                Cut::Narrow | Cut::NarrowPersistent => (128, 128),
+                Cut::Wide | Cut::WidePersistent => (128, 256),
+            };
+            let is_persistent = matches!(cut, Cut::NarrowPersistent | Cut::WidePersistent);
+            return warp_specialized_with(problem, bytes, m_tile, n_tile).set("persistent", is_persistent);
+        }
         (true, 2, _) => TileChoice { m: 128, n: 128, k: 64, num_warps: 8, num_stages: 4 },
         // Scalar FMAs: each of them reads both operands from shared memory.
         (true, _, Some(Precision::Ieee) | None) => TileChoice { m: 64, n: 64, k: 16, num_warps: 4, num_stages: 3 },
@@ -335,6 +359,63 @@ fn default_config(problem: &Problem) -> Config {
     Config { schedule: Schedule { wgmma_f32: f32.then_some(true), ..Schedule::default() }, ..config }
 }
 
+/// Programs of a launch.
+fn grid(tiles: usize, persistent: bool, programs: usize) -> usize {
+    if persistent { tiles.min(programs) } else { tiles }
+}
+
+constexpr_enum! {
+    /// How a product of 16-bit operands is cut into tiles on Hopper.
+    pub enum Cut {
+        /// Into tiles that leave work for most SMs.
+        Small,
+        /// Into tiles of 128 × 128.
+        Narrow,
+        /// Into tiles of 128 × 128 by persistent programs.
+        NarrowPersistent,
+        /// Into tiles of 128 × 256.
+        Wide,
+        /// Into tiles of 128 × 256 by persistent programs.
+        WidePersistent,
+    }
+}
+
+impl From<Cut> for KeyValue {
+    fn from(cut: Cut) -> KeyValue {
+        KeyValue::Exact(Constexpr::to_const(cut))
+    }
+}
+
+/// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model, if the tiles are enough for most SMs.
+/// An SM computes its tiles one after the other, at a cost for each that does not depend on k (filling the pipeline,
+/// storing), a part of which persistent programs hide.
+fn cut(m: usize, n: usize, k: usize) -> Cut {
+    /// SMs of an H100 or H200, and enough programs for most of them.
+    const SMS: usize = 132;
+    const ENOUGH: usize = 88;
+    /// Columns of the tile. Times in steps of 64 along k of a tile of 128 × 256: that of a step, and for each tile without
+    /// and with persistent programs. Fitted to `harness/records/2026-11-26-h200-matmul.jsonl`.
+    const TILES: [(usize, f64, f64, f64); 2] = [(256, 1.0, 5.0, 2.5), (128, 0.53, 3.5, 0.5)];
+    /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
+    const LEAST_GAIN: f64 = 1.025;
+    let steps = k as f64 / 64.0;
+    let times = TILES.iter().filter_map(|&(columns, step, alone, persistent)| {
+        let tiles = m.div_ceil(128).saturating_mul(n.div_ceil(columns));
+        let rounds = tiles.div_ceil(SMS) as f64;
+        let of_persistent = rounds * (steps * step + persistent) + alone - persistent;
+        let of_alone = rounds * (steps * step + alone);
+        let is_persistent = of_alone > LEAST_GAIN * of_persistent;
+        let cut = match (columns, is_persistent) {
+            (128, false) => Cut::Narrow,
+            (128, true) => Cut::NarrowPersistent,
+            (_, false) => Cut::Wide,
+            (_, true) => Cut::WidePersistent,
+        };
+        (tiles >= ENOUGH).then_some((if is_persistent { of_persistent } else { of_alone }, cut))
+    });
+    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::Small, |(_, cut)| cut)
+}
+
 /// Programs that keep most SMs of a Hopper GPU busy.
 const MIN_PROGRAMS: usize = 120;
 
@@ -342,8 +423,6 @@ const MIN_PROGRAMS: usize = 120;
 /// largest tiles, of `large` (m, n) or of one consumer warpgroup, that leave work for most SMs; the smallest if none do.
 /// Tiles of 64 rows are the smallest of `wgmma`: rows beyond the end cost no traffic.
 pub(crate) fn warp_specialized(problem: &Problem, bytes: usize, large: &[(usize, usize)]) -> Config {
-    /// Shared memory for the stages of the operands: the rest is for the result.
-    const STAGES_BYTES: usize = 160 << 10;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let (m, n) = (size("m"), size("n"));
     let small = [(64, 256), (64, 128), (64, 64), (64, 32)];
@@ -353,6 +432,14 @@ pub(crate) fn warp_specialized(problem: &Problem, bytes: usize, large: &[(usize,
     let tiles: Vec<(usize, usize)> = large.chain(small).filter(|&(_, columns)| columns <= n.max(32)).collect();
     let busy = |&&(rows, columns): &&(usize, usize)| m.div_ceil(rows) * n.div_ceil(columns) >= MIN_PROGRAMS;
     let (m_tile, n_tile) = tiles.iter().find(busy).or(tiles.last()).copied().unwrap_or((64, 32));
+    warp_specialized_with(problem, bytes, m_tile, n_tile)
+}
+
+/// The same with tiles of this size.
+fn warp_specialized_with(problem: &Problem, bytes: usize, m_tile: usize, n_tile: usize) -> Config {
+    /// Shared memory for the stages of the operands: the rest is for the result.
+    const STAGES_BYTES: usize = 160 << 10;
+    let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let k_tile = size("k").clamp(32, 128 / bytes);
     let stages = STAGES_BYTES / ((m_tile + n_tile) * k_tile * bytes);
     let steps = size("k").div_ceil(k_tile);
@@ -394,4 +481,25 @@ pub fn reference(a: &[f64], b: &[f64], [m, n, k]: [usize; 3]) -> Vec<f64> {
         }
     }
     c
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_products_are_cut_by_rounds_of_the_sms() {
+        for size in [0, 1, 64, 1024] {
+            assert_eq!(cut(size, size, size), Cut::Small, "{size}");
+        }
+        assert_eq!(cut(0, 4096, 4096), Cut::Small);
+        // One round: persistent programs have nothing to hide.
+        assert_eq!([cut(2048, 2048, 2048), cut(512, 6400, 1600)], [Cut::Wide; 2]);
+        // 800 tiles of 128 × 256 are 6.06 rounds, and 1600 of 128 × 128 are 12.1.
+        assert_eq!(cut(4096, 6400, 1600), Cut::NarrowPersistent);
+        assert_eq!([cut(4096, 4096, 4096), cut(4096, 10240, 2560)], [Cut::WidePersistent; 2]);
+        // In long loops there is little to hide, and the SMs balance by themselves.
+        assert_eq!(cut(8192, 8192, 8192), Cut::Wide);
+        assert_eq!(cut(usize::MAX, usize::MAX, 1), Cut::NarrowPersistent);
+    }
 }

@@ -243,3 +243,15 @@ fn more_than_two_to_the_31_elements() {
         tolerance(DType::BF16),
     );
 }
+
+/// Products of which each SM gets several tiles run as persistent programs, whose results TMA stores. Rows and columns of
+/// the last tiles lie outside of c.
+#[test]
+fn persistent_matmuls_match() {
+    let Some(gpu) = gpu() else { return };
+    for [m, n, k] in [[4104, 3080, 72], [2056, 6160, 136]] {
+        for columns in [ColumnMajor::default(), ColumnMajor { b: true, ..ColumnMajor::default() }] {
+            check_matmul::<bf16>(&gpu, [m, n, k], DENSE, columns, Options::default());
+        }
+    }
+}

@@ -243,6 +243,8 @@ struct MatmulCase {
     addend: Addend,
     /// Gap between the rows (or columns) of the operands, in elements.
     gap: usize,
+    /// The programs of a grid of persistent programs; without it there is one for each tile.
+    persistent: Option<usize>,
 }
 
 fn check_matmul(case: &MatmulCase) {
@@ -260,6 +262,7 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         tiles: [m_tile, n_tile, k_tile],
         addend,
         gap,
+        persistent,
     } = *case;
     let mut random = Random::new(7);
     // A column-major operand is a transposed row-major one.
@@ -305,9 +308,10 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         let consts = consts! {
             addend = addend, m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
             a_col_major = col_major[0], b_col_major = col_major[1], bias_along = bias, activation = activation,
-            precision = precision,
+            precision = precision, persistent = persistent.is_some(),
         };
-        let programs = (m.div_ceil(m_tile) * n.div_ceil(n_tile)) as u32;
+        let tiles = m.div_ceil(m_tile) * n.div_ceil(n_tile);
+        let programs = persistent.map_or(tiles, |programs| programs.min(tiles)) as u32;
         interpret(form, &matmul::MATMUL, &[dtype], consts, [programs, 1, 1], args);
         let allowed = if precision == Precision::Tf32 { 2e-3 } else { tolerance(dtype) };
         c.check(&format!("matmul {form:?}"), &want, allowed);
@@ -326,6 +330,7 @@ fn matmul_matches() {
         tiles: [16, 16, 16],
         addend: Addend::None,
         gap: 1,
+        persistent: None,
     };
     for dtype in TYPES {
         for shape in [[1, 1, 1], [17, 3, 5], [33, 20, 40]] {
@@ -367,6 +372,7 @@ fn matmul_of_f32_by_wgmma_matches() {
         tiles: [64, 32, 32],
         addend: Addend::None,
         gap: 0,
+        persistent: None,
     };
     let form = |num_warps, loads| Form::WgmmaF32 { num_warps, num_stages: 2, loads, no_overlap: false };
     for col_major in [[false, true], [false, false], [true, false], [true, true]] {
@@ -400,6 +406,7 @@ fn matmul_of_large_tiles_matches() {
         tiles: [128, 128, 64],
         addend: Addend::None,
         gap: 0,
+        persistent: None,
     };
     let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });
     check_matmul_in(&case, forms);
@@ -414,6 +421,38 @@ fn matmul_of_large_tiles_matches() {
         [Form::WarpSpecialized { num_warps: 4, num_stages: 3 }, Form::Tma { num_warps: 8, num_stages: 3 }],
     );
     check_matmul_in(&case, [Form::Solved { num_warps: 8, num_stages: 3 }]);
+}
+
+/// Two programs compute six tiles, the last of them partly outside of c. Aligned results of a warp-specialized kernel are
+/// stored by TMA.
+#[test]
+fn matmul_of_persistent_programs_matches() {
+    let base = MatmulCase {
+        dtype: DType::BF16,
+        shape: [150, 120, 80],
+        col_major: [false, true],
+        bias: Bias::Columns,
+        activation: Activation::Relu,
+        precision: Precision::Ieee,
+        tiles: [64, 64, 32],
+        addend: Addend::None,
+        gap: 0,
+        persistent: Some(2),
+    };
+    check_matmul(&base);
+    let specialized = Form::WarpSpecialized { num_warps: 4, num_stages: 3 };
+    for addend in [Addend::None, Addend::Itself, Addend::Other] {
+        for gap in [0, 1] {
+            check_matmul_in(&MatmulCase { addend, gap, ..base }, [specialized]);
+        }
+    }
+    // No steps along k, and more programs than tiles.
+    check_matmul_in(&MatmulCase { shape: [150, 120, 0], ..base }, [specialized]);
+    check_matmul_in(&MatmulCase { persistent: Some(100), ..base }, [specialized]);
+    check_matmul_in(
+        &MatmulCase { dtype: DType::F32, gap: 1, ..base },
+        [Form::Simulated { arch: GpuArch::Sm80, num_warps: 4, num_stages: 2 }],
+    );
 }
 
 #[test]

@@ -147,7 +147,22 @@ fn specialized(pingpong: bool) -> Schedule {
 
 /// c = a·b of bf16 by one program.
 fn matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
-    let (m, n, k) = (64, 64, 9 * k_tile + 16);
+    matmul_of(name, arch, k_tile, [64, 64, 9 * k_tile + 16], false, options)
+}
+
+/// The same by one program that computes three tiles, and stores them by TMA.
+fn persistent_matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
+    matmul_of(name, arch, k_tile, [160, 64, 3 * k_tile], true, options)
+}
+
+fn matmul_of(
+    name: &'static str,
+    arch: GpuArch,
+    k_tile: usize,
+    [m, n, k]: [usize; 3],
+    persistent: bool,
+    options: &CompileOptions,
+) -> Case {
     let mut random = Random::new(1);
     let mut matrix =
         |rows: usize, columns: usize| HostTensor::random(DType::BF16, &[rows, columns], &[columns, 1], &mut random);
@@ -156,7 +171,7 @@ fn matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOpt
     let c = HostTensor::poisoned(DType::BF16, &[m, n], &[n, 1]);
     let numbers = [1, n, 1, m, n, k, k, 1, n, 1, n, 1].map(|n| Arg::Int(n as i64));
     let args = [Arg::In(a), Arg::In(b), Arg::In(unused.clone()), Arg::In(unused), Arg::Out(c)];
-    let consts = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = k_tile };
+    let consts = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = k_tile, persistent = persistent };
     let args = args.into_iter().chain(numbers).collect();
     Case::new(name, &MATMUL, &[DType::BF16], consts, [1, 1, 1], args, arch, options)
 }
@@ -303,6 +318,7 @@ fn cases() -> Vec<Case> {
         matmul("matmul cp.async", sm90, 64, &options(4, 2, with_cp_async())),
         matmul("matmul TMA", sm90, 32, &options(4, 3, with_tma())),
         matmul("matmul specialized", sm90, 32, &options(4, 2, specialized(false))),
+        persistent_matmul("matmul specialized, persistent", sm90, 32, &options(4, 2, specialized(false))),
         forward("forward sm_80", sm80, 32, &options(2, 2, Schedule::default())),
         forward("forward cp.async", sm90, 64, &options(4, 2, with_cp_async())),
         forward("forward TMA", sm90, 64, &options(4, 2, with_tma())),
