@@ -97,19 +97,25 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
     let tiles = match sub_wave {
         Some(false) if hopper && tf32x3 => wgmma_f32_tiles(pass, d),
         Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
-        Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 && shares_loads(problem) => {
-            Some(warp_specialized(replicated(4, Tiles::new(64, 64, 4, 3))))
-        }
+        Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 => shared_tiles(problem),
         _ => None,
     };
     tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
 }
 
-/// Whether four programs of the forward kernel with d = 64 share loads: in short loops under a causal mask, fewer blocks
-/// cost more than that saves (`harness/records/2026-11-26-h200-attention-forward.jsonl`).
-fn shares_loads(problem: &Problem) -> bool {
-    let is_long = ["n_q", "n_k"].iter().all(|&name| problem.int(name).is_some_and(|n| n >= 4096));
-    is_long || problem.get("causal") == Some(false)
+/// The tiles of the forward kernel with d = 64 where programs share loads: three of 64 × 128 in long loops, four of 64 × 64
+/// in shorter ones. `None` in short loops under a causal mask, where fewer blocks cost more than sharing saves
+/// (`harness/records/2026-11-26-h200-attention-graphs.jsonl`).
+fn shared_tiles(problem: &Problem) -> Option<Tiles> {
+    let at_least = |least| ["n_q", "n_k"].iter().all(|&name| problem.int(name).is_some_and(|n| n >= least));
+    let is_full = problem.get("causal") == Some(false);
+    match () {
+        () if at_least(if is_full { 16384 } else { 8192 }) => {
+            Some(warp_specialized(replicated(3, Tiles::new(64, 128, 4, 2))))
+        }
+        () if is_full || at_least(4096) => Some(warp_specialized(replicated(4, Tiles::new(64, 64, 4, 3)))),
+        () => None,
+    }
 }
 
 /// Tiles of bf16 and f16 on Hopper for sub-wave grids: smaller ones, which give more programs.
