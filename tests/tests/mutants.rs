@@ -342,6 +342,8 @@ fn cases() -> Vec<Case> {
 fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
     let specialized = case.name.contains("specialized") || case.name.contains("ping-pong");
     let pingpong = mutant.instruction.contains("bar.sync $0") || mutant.instruction.contains("bar.arrive $0");
+    // The loop over tiles of a persistent program is around the loops with MMAs.
+    let in_loop = mutant.in_loop && !(case.name.contains("persistent") && loop_depth(case, mutant) == 1);
     Some(match (mutant.class, mutant.change) {
         (Class::InitFence, Change::Removed) if specialized => {
             "thread 0 initializes the groups of mbarriers one after the other, and each fence covers all earlier ones: a later fence \
@@ -378,8 +380,8 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         (Class::NamedBarrier, _) if pingpong => {
             "ping-pong barriers order the MMAs of the warpgroups; accesses to buffers are ordered by the mbarriers"
         }
-        (Class::WgmmaWait, Change::Removed) if !mutant.in_loop => {
-            "before the loop: `wait_group 1` with one group in flight returns immediately"
+        (Class::WgmmaWait, Change::Removed) if !in_loop => {
+            "before the loop: `wait_group 1` with one group in flight returns immediately; after it: a wait for all comes before"
         }
         (Class::WgmmaWait, Change::Removed) if effects_after(case, mutant).next().is_some_and(waits_for_all_mmas) => {
             "the next effect is a wait for all MMAs: before accumulators are used, and before buffers are written or released"
@@ -393,7 +395,7 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         {
             "the next commit includes this MMA, and the next wait is for all groups, before either result is used"
         }
-        (Class::WgmmaCommit, Change::Removed | Change::Later) if !mutant.in_loop => {
+        (Class::WgmmaCommit, Change::Removed | Change::Later) if !in_loop => {
             "outside of loops: the next commit includes this MMA, and the wait for both comes before either result is used"
         }
         (Class::CopyCommit, Change::Removed) if !mutant.in_loop => {
@@ -420,6 +422,12 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         (Class::ProxyFence, Change::Earlier) if case.name.contains("TMA") => {
             "it moves past a bulk async copy and no thread's write: the writes that it orders still come before it, and the MMAs after it"
         }
+        (Class::BulkWait, Change::Removed) if mutant.instruction.contains("wait_group 0") => {
+            "each element of c is stored once: no store has to come after another"
+        }
+        (Class::BulkWait, Change::Later) if case.name.contains("persistent") => {
+            "it moves after the copy from the buffer: the thread then waits for its own copy at once"
+        }
         (Class::BulkWait, Change::Removed) => {
             "no bulk reduction is in flight here, in any iteration: it waits for nothing"
         }
@@ -445,6 +453,16 @@ fn effects_after<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'
 
 fn waits_for_all_mmas(line: &str) -> bool {
     line.contains("wgmma.wait_group.sync.aligned 0;")
+}
+
+/// The number of loops around the line.
+fn loop_depth(case: &Case, mutant: &Mutant) -> usize {
+    let before = case.module.llvm_ir.lines().take(mutant.line).filter(|line| line.ends_with(':'));
+    before.fold(0, |depth: usize, label| match label {
+        _ if label.starts_with("body") => depth + 1,
+        _ if label.starts_with("exit") => depth.saturating_sub(1),
+        _ => depth,
+    })
 }
 
 /// Whether the line is in the producer partition.

@@ -164,7 +164,7 @@ impl Inputs {
             let shape: Option<Vec<usize>> = text.split(',').map(|n| n.trim().parse().ok()).collect();
             let shape = shape.ok_or_else(|| {
                 let message = format!("--shape {}={text}: `{}` reads `{}`", param.name, def.name, param.name);
-                CliError::usage(message, "give its shape in numbers, or the tensor in the file of --input")
+                CliError::usage(message, "give its shape in numbers, as in --shape x=4096,64, each tensor with a --shape of its own; or the tensor in the file of --input")
             })?;
             let dtypes: Vec<DType> = choose::complete_dtypes(def, types.clone())?;
             let dtype = elem.resolve(&dtypes).unwrap_or(DType::F32);

@@ -69,8 +69,8 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 /// Refuses targets that there are not: no program would be checked on them.
 fn check_targets(cli: &Cli) -> Result<(), String> {
-    let gpus = cli.targets.iter().filter(|target| *target != "host").chain(&cli.ptx);
-    gpus.map(|target| target.parse().map(|_: GpuArch| ())).collect()
+    let mut gpus = cli.targets.iter().filter(|target| *target != "host").chain(&cli.ptx);
+    gpus.try_for_each(|target| target.parse().map(|_: GpuArch| ()))
 }
 
 fn main() -> ExitCode {

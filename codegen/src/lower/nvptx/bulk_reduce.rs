@@ -211,7 +211,7 @@ impl Lowering<'_> {
             let value = self.pack_elements(&values[r..r + vector], "float", &ty);
             self.e.void(format!("store {ty} {value}, ptr addrspace(3) {pointer}, align {}", 4 * vector));
         }
-        self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
+        self.fence_async_shared();
     }
 
     /// Adds `bytes` bytes at byte `from` of shared memory to a view, from `row` elements behind the start of its first

@@ -363,7 +363,7 @@ impl<'f> Lowering<'f> {
             self.loc = self.func.op(id).loc.clone();
             self.e.set_loc(&self.loc);
             if self.plan.fence_before(id) {
-                self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
+                self.fence_async_shared();
             }
             if self.plan.store_wait_before(id) {
                 self.wait_for_bulk_reads();
@@ -374,6 +374,11 @@ impl<'f> Lowering<'f> {
             self.op(id)?;
         }
         Ok(())
+    }
+
+    /// Emits the fence between this thread's writes of shared memory and reads by the async proxy.
+    fn fence_async_shared(&mut self) {
+        self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
     }
 
     /// Emits `bar.warp.sync` for all lanes.
@@ -503,9 +508,7 @@ impl<'f> Lowering<'f> {
             Op::FmaDot => self.fma_dot(id)?,
             Op::Wgmma { .. } => self.wgmma(id)?,
             Op::WgmmaWait { .. } => self.wgmma_wait(id),
-            Op::FenceAsyncShared => {
-                self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
-            }
+            Op::FenceAsyncShared => self.fence_async_shared(),
             Op::BlockBarrier { id: barrier, threads } => match threads {
                 None if *barrier == 0 => self.barrier(),
                 _ => {

@@ -59,7 +59,7 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
         if let Some(count) = hint.strip_prefix("replicas=") {
             tiles.replicas = match count.parse() {
                 Ok(count @ 1..=7) => count,
-                _ => return Err(format!("replicas is `{count}`: expected 1 to 7")),
+                _ => return Err(format!("replicas is `{count}`: expected 1 (none share loads) to 7")),
             };
             continue;
         }
@@ -157,6 +157,7 @@ mod tests {
                     pingpong: Some(false),
                     tma: Some(true),
                     wgmma_f32: Some(true),
+                    tma_stores: Some(true),
                 };
                 let hinted = Tiles { schedule, ..tiles };
                 assert_eq!(parse(&text(hinted)), Ok(hinted));

@@ -269,6 +269,12 @@ fn check(options: &RunOptions) -> Result<()> {
             return Err(CliError::usage(format!("{name} is {beta}"), "expected a number from 0 to below 1"));
         }
     }
+    if min_lr > max_lr {
+        return Err(CliError::usage(
+            format!("--min-lr {min_lr} is above --lr {max_lr}"),
+            "the learning rate decays from --lr to --min-lr",
+        ));
+    }
     let positive = |x: f64| x.is_finite() && x >= 0.0;
     // `None` disables clipping; infinity is accepted.
     if let Some(clip) = options.trainer.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
