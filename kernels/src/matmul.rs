@@ -333,7 +333,9 @@ fn default_config(problem: &Problem) -> Config {
     let largest = match (problem.is_gpu(), bytes, problem.get("precision")) {
         (false, ..) => TileChoice { m: 64, n: 64, k: 64, num_warps: 4, num_stages: 1 },
         (true, 2, _) if hopper => {
-            let cut = problem.get("cut").unwrap_or(Cut::Small);
+            let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
+            // Code that is compiled ahead of time is for usual sizes.
+            let cut = problem.get("cut").unwrap_or_else(|| cut(size("m"), size("n"), size("k")));
             let (m_tile, n_tile) = match cut {
                 Cut::Small => return warp_specialized(problem, bytes, &[(128, 256), (128, 128)]),
                 Cut::Narrow | Cut::NarrowPersistent => (128, 128),
