@@ -223,7 +223,8 @@ fn attend<T: Float>(
     let mut k_block = k.advance([first * k_tile, 0]);
     let mut v_block = v.advance([first * k_tile, 0]);
     let scale2 = exponent_scale(scale, modify);
-    for i in range(first, end, split = mask.split_hint(), replicas = replicas) {
+    let hint = mask.split_hint();
+    for i in range(first, end, split = hint, replicas = replicas) {
         let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let scores = dot(q, kt.trans(), input_precision = precision);

@@ -172,7 +172,7 @@ impl LoopBounds {
         if [start, end, step].iter().any(|bound| bound.is_empty()) {
             return None;
         }
-        // A loop that counts down would not run, and whoever wrote it means one that runs.
+        // A loop that counts down would not run, although its author means one that does.
         if step_is_invariant && step.low <= 0 && (start.low < end.high || start.high > end.low) {
             return Some(LaunchViolation::Step { found: step.low, loc });
         }
