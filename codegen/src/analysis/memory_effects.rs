@@ -52,7 +52,21 @@ pub fn underlying_pointers(func: &Func, v: Value) -> HashSet<Value> {
     sources
 }
 
-fn is_pointer(func: &Func, v: Value) -> bool {
+/// The arguments whose memory a pointer or view may access.
+pub fn underlying_arguments(func: &Func, v: Value) -> HashSet<Value> {
+    let is_argument = |v: &Value| matches!(func.value(*v).def, Def::Param(block, _) if block == func.body);
+    underlying_pointers(func, v).into_iter().filter(is_argument).collect()
+}
+
+/// Whether other programs may wait for earlier stores of this one: at an atomic whose result it uses as a flag, or at
+/// inline assembly, whose effects are unknown.
+pub fn may_release_stores(func: &Func) -> bool {
+    func.walk().iter().any(|&id| {
+        matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::InlineAsm { pure: false, .. })
+    })
+}
+
+pub fn is_pointer(func: &Func, v: Value) -> bool {
     matches!(func.ty(v).elem(), Some(Elem::Ptr(_))) || matches!(func.ty(v), Type::View { .. })
 }
 

@@ -1,6 +1,6 @@
 //! Queries and edits of an op together with its regions.
 
-use super::{Func, OpId, Value};
+use super::{BlockId, Func, Op, OpId, Value};
 use std::collections::{HashMap, HashSet};
 
 /// All values defined in the regions of an op, at any depth.
@@ -15,6 +15,12 @@ pub fn defined_inside(func: &Func, id: OpId) -> HashSet<Value> {
         }
     }
     inside
+}
+
+/// Whether a block is the body of a loop, or inside of one.
+pub fn is_in_loop(func: &Func, block: BlockId) -> bool {
+    let mut owners = std::iter::successors(func.owner(block), |&owner| func.parent_op(owner));
+    owners.any(|owner| matches!(func.op(owner).op, Op::For { .. } | Op::While))
 }
 
 /// The values from outside that an op and its regions use.

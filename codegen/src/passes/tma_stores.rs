@@ -11,12 +11,12 @@
 
 use crate::analysis::access_layout::{extents, view_operands};
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::memory_effects::underlying_pointers;
+use crate::analysis::memory_effects::{is_pointer, may_release_stores, underlying_arguments};
 use crate::analysis::tensor_map;
-use crate::ir::{Def, Effects, Eviction, Func, Op, OpId, Type, Value};
+use crate::ir::nested::is_in_loop;
+use crate::ir::{Effects, Eviction, Func, Op, OpId, Type};
 use crate::layout::{Conversion, LinearLayout, Swizzle};
 use crate::target::{CompileOptions, GpuArch, Schedule};
-use std::collections::HashSet;
 
 /// Smaller tiles do not pay for the proxy fence and the latency of TMA: this is one store of 16 bytes per thread of a
 /// warpgroup.
@@ -25,11 +25,14 @@ const MIN_BYTES: usize = 2048;
 /// Runs the pass.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
     let Schedule { tma, tma_stores, .. } = options.schedule;
-    if arch < GpuArch::Sm90a || tma == Some(false) || tma_stores == Some(false) || releases_stores(func) {
+    if arch < GpuArch::Sm90a || tma == Some(false) || tma_stores == Some(false) || may_release_stores(func) {
         return;
     }
-    let wanted = |func: &Func, id: OpId| is_in_loop(func, id) || tma_stores == Some(true);
-    let stores = func.walk().into_iter().filter(|&id| wanted(func, id) && is_candidate(func, id));
+    // The next iteration of a loop does not wait until TMA has read shared memory. A program that ends has to, where
+    // stores of threads need no wait.
+    let in_loop = |id: OpId| func.block_of(id).is_some_and(|block| is_in_loop(func, block));
+    let wanted = |id: OpId| tma_stores == Some(true) || in_loop(id);
+    let stores = func.walk().into_iter().filter(|&id| wanted(id) && is_candidate(func, id));
     for id in stores.collect::<Vec<_>>() {
         let axis = AxisAnalysis::new(func);
         if let Some(buffer) = buffer_type(func, &axis, id)
@@ -38,13 +41,6 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
             replace(func, id, buffer);
         }
     }
-}
-
-/// Whether an op is in a loop, whose next iteration does not wait until TMA has written. A program that ends has to wait
-/// until TMA has read shared memory, where stores of threads need no wait.
-fn is_in_loop(func: &Func, id: OpId) -> bool {
-    std::iter::successors(func.parent_op(id), |&id| func.parent_op(id))
-        .any(|id| matches!(func.op(id).op, Op::For { .. } | Op::While))
 }
 
 /// Whether an op stores the result of a conversion through shared memory that nothing else uses.
@@ -61,13 +57,6 @@ fn is_candidate(func: &Func, id: OpId) -> bool {
     func.uses(tile).len() == 1 && through_shared()
 }
 
-/// Whether other programs may wait for earlier stores of this one, at an atomic or in inline assembly.
-fn releases_stores(func: &Func) -> bool {
-    func.walk().iter().any(|&id| {
-        matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::InlineAsm { pure: false, .. })
-    })
-}
-
 /// The type of a buffer that TMA can copy to the view of a store; `None` if there is none.
 fn buffer_type(func: &mut Func, axis: &AxisAnalysis, id: OpId) -> Option<Type> {
     let data = func.op(id);
@@ -80,7 +69,7 @@ fn buffer_type(func: &mut Func, axis: &AxisAnalysis, id: OpId) -> Option<Type> {
     }
     let (extents, order) = (extents(&shape), view_operands(func, view).order.to_vec());
     let bytes = elem.bytes() as u32;
-    let widest = Swizzle::ALL.into_iter().find(|s| *s != Swizzle::None && extents[order[0]] * bytes >= s.bytes())?;
+    let widest = Some(Swizzle::widest_for(extents[order[0]] * bytes)).filter(|&swizzle| swizzle != Swizzle::None)?;
     let layout = func.intern_layout(LinearLayout::shared_swizzled(&extents, &order, bytes, widest.bytes()));
     let buffer = Type::Shared { shape, elem, layout };
     tensor_map::plan(func, axis, view, &boundary, &buffer).map(|_| buffer)
@@ -88,24 +77,16 @@ fn buffer_type(func: &mut Func, axis: &AxisAnalysis, id: OpId) -> Option<Type> {
 
 /// Whether an op is the only one that accesses the memory of its arguments.
 fn is_only_access(func: &Func, id: OpId) -> bool {
-    let own = arguments(func, func.op(id).operands[0]);
+    let own = underlying_arguments(func, func.op(id).operands[0]);
     let accesses = |other: &OpId| {
         let data = func.op(*other);
-        let operands = data.operands.iter().filter(|&&v| {
-            matches!(func.ty(v), Type::View { .. }) || func.ty(v).elem().is_some_and(|elem| elem.pointee().is_some())
-        });
+        let mut pointers = data.operands.iter().filter(|&&v| is_pointer(func, v));
         *other != id
             && data.op.effects() != Effects::Pure
             && data.op.effects() != Effects::Regions
-            && operands.into_iter().any(|&v| !arguments(func, v).is_disjoint(&own))
+            && pointers.any(|&v| !underlying_arguments(func, v).is_disjoint(&own))
     };
     !own.is_empty() && !func.walk().iter().any(accesses)
-}
-
-/// The arguments whose memory a pointer or view may access.
-fn arguments(func: &Func, v: Value) -> HashSet<Value> {
-    let is_argument = |v: &Value| matches!(func.value(*v).def, Def::Param(block, _) if block == func.body);
-    underlying_pointers(func, v).into_iter().filter(is_argument).collect()
 }
 
 fn replace(func: &mut Func, id: OpId, buffer: Type) {

@@ -6,6 +6,7 @@ use super::prefetch::reads_ring;
 use super::slice::Slice;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::scratch;
+use crate::ir::nested::is_in_loop;
 use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement, Type};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::{HashMap, HashSet};
@@ -449,12 +450,6 @@ fn is_around(func: &Func, block: BlockId, all: &[BlockId]) -> bool {
 fn is_within(func: &Func, block: BlockId, outer: BlockId) -> bool {
     let mut owners = std::iter::successors(func.owner(block), |&owner| func.parent_op(owner));
     owners.any(|owner| func.is_in(owner, outer))
-}
-
-/// Whether a block is the body of a loop, or inside of one.
-fn is_in_loop(func: &Func, block: BlockId) -> bool {
-    let mut owners = std::iter::successors(func.owner(block), |&owner| func.parent_op(owner));
-    owners.any(|owner| matches!(func.op(owner).op, Op::For { .. } | Op::While))
 }
 
 /// The loads around the loops of a producer that it can do too: operands of dots in shared memory, by TMA.

@@ -16,6 +16,7 @@ use super::thread_dependencies::ThreadDependencies;
 use super::threads::{Coordinate, coordinates};
 use crate::analysis::access_layout::{view_operands, view_vector_width};
 use crate::analysis::axis::AxisAnalysis;
+use crate::analysis::memory_effects::may_release_stores;
 use crate::ir::{AtomicOp, DType, Func, Op, OpId, Type, Value};
 use crate::layout::{Dim, LinearLayout};
 use crate::target::GpuArch;
@@ -53,16 +54,10 @@ pub fn find(
     dependencies: &ThreadDependencies,
     arch: GpuArch,
 ) -> HashMap<OpId, BulkReduce> {
-    let ops = func.walk();
-    // Other programs may use the result of these atomics as a release flag for everything before it; inline assembly
-    // has unknown effects.
-    let has_release_flags = ops.iter().any(|&id| {
-        matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::InlineAsm { pure: false, .. })
-    });
-    if arch != GpuArch::Sm90a || has_release_flags {
+    if arch != GpuArch::Sm90a || may_release_stores(func) {
         return HashMap::new();
     }
-    let candidates = ops.into_iter().filter(|&id| dependencies.only_adds(func, id));
+    let candidates = func.walk().into_iter().filter(|&id| dependencies.only_adds(func, id));
     candidates.filter_map(|id| Some((id, bulk_reduce(func, axis, id)?))).collect()
 }
 

@@ -9,7 +9,7 @@
 
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::memory_effects;
-use crate::ir::{AtomicOp, Def, Func, LayoutId, Op, OpId, Type, Value};
+use crate::ir::{AtomicOp, Func, LayoutId, Op, OpId, Type, Value};
 use crate::layout::Dim;
 use std::collections::{HashMap, HashSet};
 
@@ -108,7 +108,6 @@ fn access(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<Access> {
         _ => true,
     };
     let is_private = apart && layout.is_some_and(|layout| !copies(layout));
-    let argument = |v: &Value| matches!(func.value(*v).def, Def::Param(block, _) if block == func.body);
-    let arguments = memory_effects::underlying_pointers(func, address).into_iter().filter(argument).collect();
+    let arguments = memory_effects::underlying_arguments(func, address);
     Some(Access { kind, address, layout, is_private, arguments })
 }

@@ -3,6 +3,7 @@
 use super::emit::Val;
 use super::{Lowering, Result};
 use crate::analysis::tensor_map::{self, BoxCopy};
+use crate::ir::nested::is_in_loop;
 use crate::ir::{Elem, Op, OpId, Type, Value};
 use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 
@@ -178,8 +179,7 @@ impl Lowering<'_> {
         let (rank, at) = copies.coordinates("$0", 1);
         let text = format!("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group {at}, [${}];", 1 + rank);
         let constraints = format!("l,{},r,~{{memory}}", vec!["r"; rank].join(","));
-        let parents = std::iter::successors(self.func.parent_op(id), |&id| self.func.parent_op(id));
-        let repeats = parents.into_iter().any(|id| matches!(self.func.op(id).op, Op::For { .. } | Op::While));
+        let repeats = self.func.block_of(id).is_some_and(|block| is_in_loop(self.func, block));
         let leader = self.leader();
         self.when(Some(leader), |this| {
             if repeats {
