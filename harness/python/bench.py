@@ -258,7 +258,11 @@ class Shape(NamedTuple):
 
 # d_model and d_ff of the models of the course's table: small, medium, large, xl, 2.7B.
 MODELS = ((768, 3072), (1024, 4096), (1280, 5120), (1600, 6400), (2560, 10240))
-SHAPES = {"base": Shape(12, 768, 12, 32000, 8, 1024), "small": Shape(6, 384, 6, 4096, 16, 256)}
+SHAPES = {
+    "small": Shape(6, 384, 6, 4096, 16, 256),
+    "base": Shape(12, 768, 12, 32000, 8, 1024),
+    "medium": Shape(24, 1024, 16, 32000, 8, 1024),
+}
 MODES = {"eager": None, "compile": "default", "compile, CUDA graphs": "reduce-overhead"}
 
 
@@ -300,7 +304,7 @@ class Training:
         return (time.perf_counter() - start) * 1e3 / steps
 
 
-def gpt(names, rounds=5, steps=10):
+def gpt(names, rounds=15, steps=4):
     """Time per step of both models, each the median of `rounds` that alternate between them."""
     for name in names:
         for mode, option in MODES.items():

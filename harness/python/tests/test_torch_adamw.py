@@ -150,12 +150,14 @@ def test_adamw_continues_from_a_state_of_torch(device):
 
 @pytest.mark.parametrize("g", [1e19, 3e19, 5e20, 1e38])
 def test_adamw_of_large_gradients(device, g):
-    """As torch's, whose squares exceed float32 from 5.8e20 on: later steps are zero, not NaN."""
-    start = torch.ones(4, device=device)
-    ours, theirs = (start.clone().requires_grad_() for _ in range(2))
+    """As torch's on the CPU, whose squares exceed float32 from 5.8e20 on: later steps are zero, not NaN.
+
+    Torch's on a GPU squares before it multiplies by 1 − β₂: there steps are zero from 1.8e19 on.
+    """
+    ours, theirs = (torch.ones(4, device=place).requires_grad_() for place in (device, "cpu"))
     for optimizer, p in ((tt.AdamW([ours], lr=0.1), ours), (torch.optim.AdamW([theirs], lr=0.1), theirs)):
         for scale in (1.0, 1.0, -0.5):
-            p.grad = torch.tensor([g, -g, 1.0, 0.0], device=device) * scale
+            p.grad = torch.tensor([g, -g, 1.0, 0.0], device=p.device) * scale
             optimizer.step()
     assert ours.isfinite().all()
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-6)

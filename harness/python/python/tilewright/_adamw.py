@@ -112,14 +112,14 @@ class AdamW(torch.optim.Optimizer):
             # Arguments of a call: parameters without and with compute weights, for each step number.
             calls: dict[tuple[int, bool], tuple[list[Any], ...]] = {}
             for p in group["params"]:
-                if p.grad is None:
+                grad = p.grad
+                if grad is None:
                     continue
-                if p.grad.is_sparse:
+                if grad.is_sparse:
                     raise RuntimeError("AdamW: sparse gradients are not supported")
                 state = self._state_of(p)
-                grad = (
-                    p.grad if p.grad.stride() == p.stride() else torch.empty_like(p, dtype=p.grad.dtype).copy_(p.grad)
-                )
+                if grad.stride() != p.stride():
+                    grad = torch.empty_like(p, dtype=grad.dtype).copy_(grad)
                 master = state.get("master")
                 values = (p if master is None else master, state["exp_avg"], state["exp_avg_sq"], grad, p, state)
                 call = calls.setdefault((state["step"] + 1, master is not None), tuple([] for _ in values))

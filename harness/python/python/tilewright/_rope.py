@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -111,6 +112,31 @@ def _rope_formula(x: Tensor, base: float, start: int, positions: Tensor | None, 
     return (torch.cat(pairs, -1) if halves else torch.stack(pairs, -1).flatten(-2)).to(x.dtype)
 
 
+def _checked_start(x: Tensor, base: object, start: Any, positions: Tensor | None) -> Any:
+    """The position `start` as an integer.
+
+    Raises for a base, a start or positions that `rope` does not take.
+    """
+    expect_numbers(base=base, start=start)
+    if positions is not None and start != 0:
+        raise ValueError(f"rope: expected start or positions, found both: start is {start}")
+    if not 0 < base < math.inf:
+        raise ValueError(f"base: expected a positive finite number, found {base}")
+    if positions is None:
+        if not isinstance(start, (int, torch.SymInt)) and hasattr(start, "__index__"):
+            start = operator.index(start)
+        if not isinstance(start, (int, torch.SymInt)) or start < 0:
+            raise ValueError(f"start: expected a position of at least 0, found {start!s:.200}")
+        return start
+    expect_tensors("rope", positions=positions)
+    if positions.shape != (x.shape[2],):
+        raise Error(f"rope: `positions` expects the shape {[x.shape[2]]}, found {list(positions.shape)}")
+    if positions.dtype not in (torch.int64, torch.int32):
+        found = str(positions.dtype).removeprefix("torch.")
+        raise Error(f"rope: `positions` expects elements of type int64 or int32, found {found}")
+    return start
+
+
 def rope(
     x: Tensor, *, base: float = 10000.0, start: int = 0, positions: Tensor | None = None, halves: bool = False
 ) -> Tensor:
@@ -121,25 +147,12 @@ def rope(
     Pairs (x[2i], x[2i + 1]) of the token at position p rotate by the angle p · base^(−2i/d). Positions are `positions`
     [n], int64 or int32, or start, start + 1, …. With `halves`, pairs are (x[i], x[i + d/2]), as in Llama.
     """
-    expect_tensors("rope", x=x, **({} if positions is None else {"positions": positions}))
+    expect_floats("rope", "x", x)
     if x.dim() != 4 or x.shape[3] % 2 != 0:
         raise ValueError(f"rope: expected x [batch, heads, n, d] with an even d, found {list(x.shape)}")
-    expect_numbers(base=base, start=start)
-    if positions is not None and start != 0:
-        raise ValueError(f"rope: expected start or positions, found both: start is {start}")
-    if not 0 < base < float("inf"):
-        raise ValueError(f"base: expected a positive finite number, found {base}")
-    expect_floats("rope", "x", x)
-    if positions is None:
-        if not isinstance(start, (int, torch.SymInt)) and hasattr(start, "__index__"):
-            start = operator.index(start)
-        if not isinstance(start, (int, torch.SymInt)) or start < 0:
-            raise ValueError(f"start: expected a position of at least 0, found {start!s:.200}")
-    elif positions.shape != (x.shape[2],):
-        raise Error(f"rope: `positions` expects the shape {[x.shape[2]]}, found {list(positions.shape)}")
-    elif positions.dtype not in (torch.int64, torch.int32):
-        found = str(positions.dtype).removeprefix("torch.")
-        raise Error(f"rope: `positions` expects elements of type int64 or int32, found {found}")
+    # The usual types, for which the checks in full would take longer than the launch.
+    if positions is not None or type(start) is not int or start < 0 or type(base) is not float or not 0 < base < math.inf:
+        start = _checked_start(x, base, start, positions)
     if torch.compiler.is_compiling():
         return _rope_formula(x, base, start, positions, halves)
     return _rope_op(x, _kept_frequencies(x.shape[-1], base, x.device), start, positions, False, halves)

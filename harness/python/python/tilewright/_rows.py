@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._native import Error
 from ._registration import kernel, Op
-from ._shared import autocast_to_float32, dense, expect_alike, expect_eps, expect_rows, expect_vector, row_vector
+from ._shared import autocast_to_float32, dense, expect_alike, expect_eps, expect_rows, expect_vector, like_type, row_vector
 
 
 # Norms
@@ -52,7 +52,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
         exact = x.float()
         y = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
         return (y * weight.to(x.dtype).float()).to(x.dtype)
-    return _rms_norm_op(x, weight.to(x.dtype), eps)[0]
+    return _rms_norm_op(x, like_type(weight, x), eps)[0]
 
 
 _layer_norm_forward = kernel(
@@ -89,7 +89,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
         centered = exact - exact.mean(-1, keepdim=True)
         y = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
         return (y * weight.to(x.dtype).float() + bias.to(x.dtype).float()).to(x.dtype)
-    return _layer_norm_op(x, weight.to(x.dtype), bias.to(x.dtype), eps)[0]
+    return _layer_norm_op(x, like_type(weight, x), like_type(bias, x), eps)[0]
 
 
 # Softmax

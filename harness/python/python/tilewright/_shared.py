@@ -15,6 +15,11 @@ def dense(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
+def like_type(x: Tensor, of: Tensor) -> Tensor:
+    """x in the element type of another tensor. `to` by itself takes microseconds where they are the same."""
+    return x if x.dtype == of.dtype else x.to(of.dtype)
+
+
 def row_vector(x: Tensor) -> Tensor:
     """A float32 for each row of x [..., d]."""
     return x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
@@ -70,7 +75,9 @@ def autocast_to_narrow(*tensors: Tensor) -> tuple[Tensor, ...]:
     if kind is None or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+    return tuple(
+        x.to(dtype) if x.dtype != dtype and x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
+    )
 
 
 def autocast_to_float32(x: Tensor) -> Tensor:
