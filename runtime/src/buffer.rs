@@ -229,6 +229,10 @@ impl<'a, T: Element> View<'a, T> {
         if self.device.is_cuda() {
             return None;
         }
+        // The address of no elements may be null.
+        if self.len == 0 {
+            return Some(&[]);
+        }
         let first = std::ptr::with_exposed_provenance(self.address as usize);
         // SAFETY: the view borrows `len` live elements, aligned and, on the CPU, initialized; nothing writes them
         // meanwhile.
@@ -298,6 +302,9 @@ impl<T: Element> ViewMut<'_, T> {
     {
         if self.device.is_cuda() {
             return None;
+        }
+        if self.len == 0 {
+            return Some(&mut []);
         }
         let first = std::ptr::with_exposed_provenance_mut(self.address as usize);
         // SAFETY: the view borrows `len` live elements exclusively; they are aligned and, on the CPU, initialized.
@@ -518,6 +525,10 @@ mod tests {
         assert_eq!(target.address(), address + 4);
         target.copy_from_slice(&[5.0, 0.0]).unwrap();
         target.as_mut_slice().unwrap()[1] = 6.0;
+        // SAFETY: there are no elements.
+        let (none, mut none_mut) =
+            unsafe { (View::<f32>::from_address(&device, 0, 0), ViewMut::<f32>::from_address(&device, 0, 0)) };
+        assert!(none.as_slice().unwrap().is_empty() && none_mut.as_mut_slice().unwrap().is_empty());
         let view = View::of_slice(&device, &values).unwrap();
         assert_eq!(
             (view.to_vec().unwrap().as_slice(), view.as_slice().unwrap()),

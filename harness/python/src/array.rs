@@ -85,10 +85,14 @@ pub fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
         ("float32", Dtype::F32),
         ("float64", Dtype::F64),
     ];
-    let dtypes = DTYPES.iter().filter_map(|(name, dtype)| Some((module.getattr(*name).ok()?.unbind(), *dtype)));
+    let of_name = |name: &str| module.getattr(name).ok().map(Bound::unbind);
+    let dtypes: Vec<_> = DTYPES.iter().filter_map(|(name, dtype)| Some((of_name(name)?, *dtype))).collect();
+    // It defines its class of tensors before their types.
+    if dtypes.is_empty() {
+        return Ok(None);
+    }
     let current_stream = module.getattr("_C").and_then(|c| c.getattr("_cuda_getCurrentRawStream")).ok();
-    let torch =
-        Torch { tensor: tensor.unbind(), current_stream: current_stream.map(Bound::unbind), dtypes: dtypes.collect() };
+    let torch = Torch { tensor: tensor.unbind(), current_stream: current_stream.map(Bound::unbind), dtypes };
     Ok(Some(TORCH.get_or_init(py, || torch)))
 }
 

@@ -39,7 +39,7 @@ pub fn without_gil<R: Send>(py: Python<'_>, f: impl FnOnce() -> tilewright::Resu
 /// # Errors
 /// As [`without_gil`].
 pub fn guarded<R: Send>(f: impl FnOnce() -> tilewright::Result<R> + Send) -> PyResult<R> {
-    let _call = Call::begin();
+    let _call = InProgress::begin();
     let _context = KeptContext::new();
     match catch_unwind(AssertUnwindSafe(|| on_pool(f))) {
         Ok(Ok(value)) => Ok(value),
@@ -84,17 +84,17 @@ fn running() -> MutexGuard<'static, usize> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call in progress.
-struct Call;
+/// A call in progress. Locks of this module are taken inside of one.
+pub struct InProgress;
 
-impl Call {
-    fn begin() -> Call {
+impl InProgress {
+    pub fn begin() -> InProgress {
         *running() += 1;
-        Call
+        InProgress
     }
 }
 
-impl Drop for Call {
+impl Drop for InProgress {
     fn drop(&mut self) {
         *running() -= 1;
         ENDED.notify_all();

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use tilewright::{Device, probe};
 
 use crate::array::{Array, Source, torch};
-use crate::call::{Error, gpu_used, guarded, is_gpu_lost, without_gil};
+use crate::call::{Error, InProgress, gpu_used, guarded, is_gpu_lost, without_gil};
 
 /// Where an array's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +45,12 @@ pub fn cpu() -> &'static Device {
 /// # Errors
 /// No driver, a GPU that is not supported, or a process that was forked.
 pub fn gpu(ordinal: usize, stream: u64) -> PyResult<&'static Device> {
-    let known = GPUS.read().unwrap_or_else(|e| e.into_inner()).get(&(ordinal, stream)).copied();
     if is_gpu_lost() {
         return Err(forked());
     }
+    // A `fork` waits until the locks are free.
+    let _call = InProgress::begin();
+    let known = GPUS.read().unwrap_or_else(|e| e.into_inner()).get(&(ordinal, stream)).copied();
     if let Some(device) = known {
         return Ok(device);
     }

@@ -43,6 +43,8 @@ struct Versioned {
 }
 
 const READ_ONLY: u64 = 1;
+/// The producer made a copy for this tensor: what is written there reaches nobody.
+const IS_COPIED: u64 = 2;
 
 const VERSION_0: &CStr = c"dltensor";
 const VERSION_1: &CStr = c"dltensor_versioned";
@@ -145,7 +147,7 @@ fn content(name: &str, capsule: &Bound<'_, PyCapsule>) -> PyResult<(*const Tenso
                 managed.major, managed.minor
             )));
         }
-        return Ok((&raw const managed.tensor, managed.flags & READ_ONLY != 0));
+        return Ok((&raw const managed.tensor, managed.flags & (READ_ONLY | IS_COPIED) != 0));
     }
     match capsule.pointer_checked(Some(VERSION_0)) {
         Ok(pointer) => Ok((pointer.as_ptr().cast_const().cast(), false)),

@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyMapping, PyString};
 use tilewright::LaunchArg;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
@@ -116,8 +116,14 @@ pub fn types(def: &KernelDef, types: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<
         }
         return Ok(chosen);
     }
-    for (parameter, name) in types.cast::<PyDict>()?.iter() {
-        let (parameter, name): (String, String) = (parameter.extract()?, name.extract()?);
+    let Ok(types) = types.cast::<PyMapping>() else {
+        let found = types.get_type().name()?;
+        return Err(PyTypeError::new_err(format!("types: expected a name or a mapping of names, found {found}")));
+    };
+    for item in types.items()?.iter() {
+        let Ok((parameter, name)) = item.extract::<(String, String)>() else {
+            return Err(PyTypeError::new_err(format!("types: expected names of element types, found {}", shown(item))));
+        };
         let Some(index) = def.generics.iter().position(|generic| generic.name == parameter) else {
             let names: Vec<&str> = def.generics.iter().map(|generic| generic.name).collect();
             return Err(PyValueError::new_err(format!(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -133,6 +134,11 @@ def test_compile_for_gpus_without_a_gpu():
     assert manifest["memory"]["y"] == {"access": "out", "type": "bf16"}
     by_name = {arg["name"]: arg for arg in manifest["args"]}
     assert by_name["d"]["divisible_by"] == 16 and by_name["x_stride_d"]["equal_to"] == 1
+    types = MappingProxyType({"T": "bf16"})
+    assert tw.compile("softmax_rows", "sm_90a", types=types, **CONSTANTS).manifest["types"] == types
+    for wrong in (["bf16"], {"T": 3}):
+        with pytest.raises(TypeError, match="types: expected"):
+            tw.compile("softmax_rows", "sm_90a", types=wrong, **CONSTANTS)
     with pytest.raises(ValueError, match="there is no target `sm_70`: the targets are sm_80"):
         tw.compile("softmax_rows", "sm_70", types="bf16", **CONSTANTS)
     with pytest.raises(ValueError, match="the type parameter `T` has no element type"):

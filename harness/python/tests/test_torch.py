@@ -203,6 +203,20 @@ def test_tensors_without_memory_beside_others_are_errors(device):
             call()
 
 
+def test_empty_tensors_have_no_loss(device):
+    logits = torch.zeros(0, 16, device=device, requires_grad=True)
+    loss = tt.cross_entropy(logits, torch.zeros(0, dtype=torch.int64, device=device), reduction="sum")
+    loss.backward()
+    assert loss.item() == 0 and logits.grad.shape == (0, 16)
+
+
+def test_memory_that_is_short(device):
+    """The exception is that of PyTorch's own ops, so that what catches it catches ours."""
+    x = torch.zeros(1, device=device).expand(1 << 22, 1 << 20)
+    with pytest.raises(torch.OutOfMemoryError if x.is_cuda else MemoryError, match="out of memory"):
+        tt.silu(x)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens_first", [False, True])
 def test_rope(device, dtype, tokens_first):

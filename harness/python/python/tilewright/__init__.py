@@ -1,7 +1,8 @@
 """GPU tile kernels: compiled by LLVM inside this package, launched on NVIDIA GPUs and on the CPU.
 
 - `tilewright.torch` has differentiable ops on PyTorch tensors, and an AdamW optimizer.
-- `tilewright.numpy` has the same computations on NumPy arrays, on the CPU.
+- `tilewright.numpy` has attention, RMSNorm, LayerNorm, softmax, cross-entropy, rotary embeddings, SiLU and SwiGLU on NumPy
+  arrays, on the CPU, with functions for their gradients, and matmul and AdamW.
 - `Kernel`, `compile`, `launch` and `load` are for single kernels: any kernel of `kernel_names()`.
 
 Arguments are arrays: PyTorch tensors, NumPy arrays, and objects with `__array_interface__` or

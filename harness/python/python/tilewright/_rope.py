@@ -34,6 +34,9 @@ def _kept_frequencies(d: int, base: float, device: torch.device) -> Tensor:
         frequencies = _rope_frequencies(d, base, device)
     # Not a tensor of a tracer, such as FakeTensorMode.
     if type(frequencies) is Tensor:
+        if device.type == "cuda":
+            # Later calls read them on other streams.
+            torch.cuda.current_stream(device).synchronize()
         _frequencies[key] = frequencies
     return frequencies
 

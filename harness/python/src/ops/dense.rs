@@ -257,14 +257,8 @@ fn adamw(
     })
 }
 
-/// Applies a step of AdamW to one parameter: p, m, v and g, and compute weights.
-pub fn update(
-    call: Call,
-    [p, m, v, g]: &[Array; 4],
-    compute: Option<&Array>,
-    t: u64,
-    options: &adam::Options,
-) -> tilewright::Result<()> {
+/// Checks the arguments of [`update`], so that a step of several parameters is refused before the first update.
+pub fn expect_update(call: Call, [p, m, v, g]: &[Array; 4], compute: Option<&Array>) -> tilewright::Result<()> {
     for (name, array) in
         [("p", p), ("m", m), ("v", v), ("g", g)].into_iter().chain(compute.map(|c| ("compute_weights", c)))
     {
@@ -283,6 +277,25 @@ pub fn update(
             return Err(call.arg(name).error(expected, found));
         }
     }
+    for (name, array) in [("p", p), ("m", m), ("v", v)] {
+        array.view::<f32>(call.arg(name))?;
+    }
+    for (name, array) in [("g", g)].into_iter().chain(compute.map(|c| ("compute_weights", c))) {
+        for_float_type!(array.dtype, call.arg(name), _T => Ok(()))?;
+    }
+    Ok(())
+}
+
+/// Applies a step of AdamW to one parameter: p, m, v and g, and compute weights.
+pub fn update(
+    call: Call,
+    arrays: &[Array; 4],
+    compute: Option<&Array>,
+    t: u64,
+    options: &adam::Options,
+) -> tilewright::Result<()> {
+    expect_update(call, arrays, compute)?;
+    let [p, m, v, g] = arrays;
     let state =
         AdamState { p: p.view_mut(call.arg("p"))?, m: m.view_mut(call.arg("m"))?, v: v.view_mut(call.arg("v"))? };
     for_float_type!(g.dtype, call.arg("g"), G => {

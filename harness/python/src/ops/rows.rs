@@ -135,13 +135,12 @@ pub fn cross_entropy_fwd(
 
 /// Checks targets in the host's memory: each is a class, or `ignored`.
 fn expect_classes(targets: &Array, at: Argument<'_>, classes: i64, ignored: i64) -> tilewright::Result<()> {
-    let (&[rows], &[stride]) = (&targets.shape[..], &targets.strides[..]) else { return Ok(()) };
     for_index_type!(targets.dtype, at, I => {
-        let view = targets.view::<I>(at)?;
-        let Some(values) = view.as_slice() else { return Ok(()) };
-        for row in 0..rows as usize {
+        let targets = targets.tensor::<I, 1>(at)?;
+        let Some(values) = targets.view().as_slice() else { return Ok(()) };
+        for row in 0..targets.shape()[0] {
             #[allow(clippy::useless_conversion, reason = "one of the types is i64")]
-            let target = i64::from(values[row * stride as usize]);
+            let target = i64::from(values[row * targets.strides()[0] as usize]);
             if target != ignored && !(0..classes).contains(&target) {
                 let expected = format!("one of the {classes} classes of `logits`, from 0 on, or ignore_index = {ignored}");
                 return Err(at.error(expected, format!("{target} in row {row}")));

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use pyo3::exceptions::{PyImportError, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 use tilewright::Dtype;
 
 use crate::array::Dims;
@@ -196,6 +197,18 @@ pub fn current_stream(ordinal: usize) -> PyResult<u64> {
     }
 }
 
+/// The exception of PyTorch's own ops where memory is short.
+fn out_of_memory(place: Place, message: String) -> PyErr {
+    let class = Python::attach(|py| {
+        let class = py.import("torch").and_then(|torch| torch.getattr("OutOfMemoryError")).ok()?;
+        class.cast_into::<PyType>().ok().map(|class| PyErr::from_type(class, message.clone()))
+    });
+    match (place, class) {
+        (Place::Gpu(_), Some(error)) => error,
+        _ => PyMemoryError::new_err(message),
+    }
+}
+
 /// A tensor of PyTorch's C++ library, which this holds a reference to.
 pub struct Handle(Tensor);
 
@@ -313,10 +326,11 @@ impl Handle {
     /// A new tensor without values.
     ///
     /// # Errors
-    /// `MemoryError`.
+    /// `torch.OutOfMemoryError` on a GPU, `MemoryError` on the CPU; `TypeError` for elements that PyTorch does not have.
     pub fn empty(shape: &[i64], strides: &[i64], dtype: Dtype, place: Place) -> PyResult<Handle> {
         let i = interface();
-        let code = i.dtypes.iter().find(|(_, known)| *known == dtype).map_or(0, |(code, _)| *code);
+        let code = i.dtypes.iter().find(|(_, known)| *known == dtype).map(|(code, _)| *code);
+        let code = code.ok_or_else(|| PyTypeError::new_err(format!("PyTorch has no tensors of {dtype}")))?;
         let (device, index) = match place {
             Place::Cpu => (i.cpu, 0),
             Place::Gpu(ordinal) => (i.cuda, ordinal as i32),
@@ -328,9 +342,10 @@ impl Handle {
             unsafe { (i.aoti_torch_empty_strided)(rank, shape_of, strides_of, code, device, index, &raw mut tensor) };
         match status {
             0 => Ok(Handle(tensor)),
-            _ => Err(PyMemoryError::new_err(format!(
-                "out of memory: PyTorch cannot allocate a tensor of the shape {shape:?} of {dtype} on {place}"
-            ))),
+            _ => Err(out_of_memory(
+                place,
+                format!("out of memory: PyTorch cannot allocate a tensor of the shape {shape:?} of {dtype} on {place}"),
+            )),
         }
     }
 

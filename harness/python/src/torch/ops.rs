@@ -122,8 +122,10 @@ struct ModifierArrays {
 impl ModifierArrays {
     /// Reads lists of one tensor or none.
     fn of(arguments: &mut Arguments) -> PyResult<ModifierArrays> {
-        let mut read = |name| arguments.list().pop().map(|handle| Array::of_handle(name, handle)).transpose();
-        Ok(ModifierArrays { alibi_slopes: read("alibi_slopes")?, ranges: read("ranges")? })
+        // Both are taken before either can be refused.
+        let (slopes, ranges) = (arguments.list().pop(), arguments.list().pop());
+        let read = |name, handle: Option<Handle>| handle.map(|handle| Array::of_handle(name, handle)).transpose();
+        Ok(ModifierArrays { alibi_slopes: read("alibi_slopes", slopes)?, ranges: read("ranges", ranges)? })
     }
 
     /// Reads the numbers, of which a negative window or prefix and a softcap of 0 mean none.
@@ -447,6 +449,8 @@ fn adamw_(arguments: &mut Arguments) -> PyResult<Results> {
         updates.push((call, arrays, compute));
     }
     guarded(|| {
+        let mut checked = updates.iter();
+        checked.try_for_each(|(call, arrays, compute)| dense_ops::expect_update(*call, arrays, compute.as_ref()))?;
         let mut updates = updates.iter();
         updates
             .try_for_each(|(call, arrays, compute)| dense_ops::update(*call, arrays, compute.as_ref(), step, &options))
