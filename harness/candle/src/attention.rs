@@ -41,15 +41,19 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
             let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
             let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), &options);
             let mut workspace = allocate_workspace(device, needed)?;
-            let (target, lse) = (o.dense([batch, heads, n_q, d])?, lse.view()?);
-            kernel::forward_into(on, q, k, v, target, lse, workspace.view()?, &options).map_err(kernel_error)?;
+            let strides = [n_q * heads * d, d, heads * d, 1].map(|stride| stride as i64);
+            let target = TensorMut::strided(o.view()?, [batch, heads, n_q, d], strides).map_err(kernel_error)?;
+            kernel::forward_into(on, q, k, v, target, lse.view()?, workspace.view()?, &options)
+                .map_err(kernel_error)?;
         }
         let lse = lse.into_tensor((batch, heads, n_q));
         let options = options.clone();
-        record3("flash_attention", [q, k, v], o, q.shape(), move |[q, k, v], o, grad| {
-            let gradients = backward::<T>([q, k, v, o, grad], &lse, &options)?;
+        let o = record3("flash_attention", [q, k, v], o, (batch, n_q, heads, d), move |[q, k, v], o, grad| {
+            let (o, grad) = (o.transpose(1, 2)?, grad.transpose(1, 2)?);
+            let gradients = backward::<T>([q, k, v, &o, &grad], &lse, &options)?;
             Ok(gradients.map(Some))
-        })
+        })?;
+        o.transpose(1, 2)
     })
 }
 
@@ -118,7 +122,7 @@ impl QkvLayout {
 /// A qkv with another number of columns, or more positions than `rope` supports.
 pub fn flash_attention_packed(qkv: &Tensor, layout: QkvLayout, rope: &Rope) -> Result<Tensor> {
     let (batch, n, _) = qkv.dims3()?;
-    let rope = rope.clone();
+    let (qkv, rope) = (&qkv.contiguous()?, rope.clone());
     for_float_type!(qkv.dtype(), "flash_attention", T => {
         let (o, saved) = packed_forward::<T>(qkv, layout, &rope)?;
         record1("flash_attention", qkv, o, (batch, n, layout.heads * layout.d), move |[qkv], o, grad| {

@@ -1,10 +1,11 @@
 //! Options of attention.
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use tilewright::kernels::attention::documents::document_ranges;
 use tilewright::kernels::attention::{Backward, Mask, Options, Score};
 
-use crate::check::{bad_argument, same_device};
+use crate::check::{bad_argument, expect_dtype, same_device};
+use crate::graph::grad_enabled;
 use crate::memory::{OutputAlloc, Read, kernel_error};
 
 /// Options of [`flash_attention`](crate::flash_attention).
@@ -95,6 +96,15 @@ impl AttentionOptions {
     pub(crate) fn check(&self, q: &Tensor) -> Result<()> {
         if let Some(slopes) = &self.alibi_slopes {
             same_device("flash_attention", q, "alibi_slopes", slopes)?;
+            expect_dtype("flash_attention", "alibi_slopes", slopes, DType::F32)?;
+            if !slopes.is_contiguous() {
+                let found = format!("the strides {:?}", slopes.stride());
+                return Err(bad_argument("flash_attention", "alibi_slopes", "contiguous slopes", found));
+            }
+            if slopes.track_op() && grad_enabled() {
+                let expected = "slopes, which have no gradient: pass slopes.detach(),";
+                return Err(bad_argument("flash_attention", "alibi_slopes", expected, "a variable or a result of one"));
+            }
         }
         if self.prefix.is_some() && (!self.causal || self.window.is_some() || self.packed.is_some()) {
             let expected = "no prefix, or causal attention without a window and packed sequences";

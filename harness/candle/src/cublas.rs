@@ -16,7 +16,7 @@ use candle_core::{CudaDevice, DType, Result, WithDType};
 use tilewright::{View, ViewMut, kernels};
 
 use crate::matmul::{GemmShape, reserved_sms};
-use crate::memory::Elem;
+use crate::memory::{Elem, is_per_thread, stream_key};
 use crate::tf32x3;
 
 /// The matrix c of d = a·b + c.
@@ -82,7 +82,7 @@ pub fn multiply<T: Elem, C: Elem>(
     };
     let stream = device.cuda_stream();
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let lt = match open.iter().position(|lt| Arc::ptr_eq(&lt.stream, &stream)) {
+    let lt = match open.iter().position(|lt| stream_key(&lt.stream) == stream_key(&stream)) {
         Some(at) => &mut open[at],
         None => {
             open.push(Lt::new(&stream)?);
@@ -98,10 +98,15 @@ pub fn multiply<T: Elem, C: Elem>(
         }
     };
     let alpha = 1.0_f32;
-    let (workspace, _) = lt.workspace.device_ptr(&stream);
+    let allocated = match &lt.workspace {
+        Some(_) => None,
+        None => Some(allocate_workspace(&stream)?),
+    };
+    let workspace = lt.workspace.as_ref().or(allocated.as_ref()).map_or(0, |slice| slice.device_ptr(&stream).0);
     let at = addresses.map(|address| address as *mut c_void);
     // SAFETY: the operands borrow memory of this device in the sizes and strides of the plan, d exclusively; the base
-    // has as many elements as d; the workspace has the stated size, and is used on this stream only.
+    // has as many elements as d; the workspace has the stated size, and is used on this stream only: that of a call is freed
+    // in the order of the stream.
     unsafe {
         result::matmul(
             lt.handle,
@@ -128,6 +133,12 @@ pub fn multiply<T: Elem, C: Elem>(
 /// Workspace in bytes, as the cuBLAS documentation recommends for Hopper GPUs.
 const WORKSPACE: usize = 32 << 20;
 
+fn allocate_workspace(stream: &Arc<CudaStream>) -> Result<CudaSlice<u8>> {
+    // SAFETY: cuBLAS writes the workspace before it reads it.
+    unsafe { stream.alloc::<u8>(WORKSPACE) }
+        .map_err(|error| candle_core::Error::Msg(format!("cannot allocate the workspace of cuBLAS: {error}")))
+}
+
 /// Handles, one per stream in use, never freed.
 static OPEN: Mutex<Vec<Lt>> = Mutex::new(Vec::new());
 
@@ -135,7 +146,8 @@ static OPEN: Mutex<Vec<Lt>> = Mutex::new(Vec::new());
 struct Lt {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
-    workspace: CudaSlice<u8>,
+    /// `None` for the default stream of each thread, which is another stream in every thread: calls allocate theirs.
+    workspace: Option<CudaSlice<u8>>,
     /// Number of SMs of the GPU.
     sms: i32,
     plans: HashMap<MatmulKey, Plan>,
@@ -149,8 +161,7 @@ impl Lt {
         let failed =
             |error: &dyn std::fmt::Display| candle_core::Error::Msg(format!("cannot initialize cuBLAS: {error}"));
         let handle = result::create_handle().map_err(|error| failed(&error))?;
-        // SAFETY: cuBLAS writes the workspace before it reads it.
-        let workspace = unsafe { stream.alloc::<u8>(WORKSPACE) }.map_err(|error| failed(&error))?;
+        let workspace = if is_per_thread(stream) { None } else { Some(allocate_workspace(stream)?) };
         let sms = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let sms = sms.map_err(|error| failed(&error))?;
         Ok(Lt { stream: stream.clone(), handle, workspace, sms, plans: HashMap::new() })

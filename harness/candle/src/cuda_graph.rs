@@ -44,9 +44,13 @@ impl GraphRunner {
     /// allocates: results go to memory of the caller. A graph launch does not run the closure; it repeats only what the
     /// closure queued on the device.
     ///
+    /// # Safety
+    /// While this runner lives, the memory that the work uses, beside the inputs and what it allocates itself, is alive at
+    /// the same addresses: every launch of the graph reads and writes there.
+    ///
     /// # Errors
     /// Those of the work.
-    pub fn run<E: From<candle_core::Error> + std::fmt::Display>(
+    pub unsafe fn run<E: From<candle_core::Error> + std::fmt::Display>(
         &mut self,
         key: &[u64],
         inputs: &[&Tensor],

@@ -6,8 +6,10 @@
 use std::cell::Cell;
 
 use candle_core::{DType, Result, Tensor};
+use tilewright::ViewMut;
 use tilewright::trace::span;
 
+use crate::check::same_device;
 use crate::memory::{Elem, OutputAlloc, Read, for_float_type, write};
 
 thread_local! {
@@ -36,13 +38,14 @@ pub struct GemmShape {
 
 impl GemmShape {
     /// # Errors
-    /// Shapes that do not match, or different dtypes.
+    /// Shapes that do not match, different dtypes or devices.
     fn of(a: &Tensor, b: &Tensor) -> Result<GemmShape> {
         let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
         if k != l || a.dtype() != b.dtype() {
             let say = |t: &Tensor| format!("{:?} of {}", t.dims(), t.dtype().as_str());
             return Err(candle_core::Error::Msg(format!("cannot multiply {} by {}", say(a), say(b))));
         }
+        same_device("matmul", a, "b", b)?;
         Ok(GemmShape { m, k, n })
     }
 }
@@ -56,6 +59,11 @@ fn major(x: &Tensor) -> Result<Tensor> {
         _ => false,
     };
     if fits { Ok(x.clone()) } else { x.force_contiguous() }
+}
+
+/// The elements of a view in host memory.
+fn host<'a, C: Elem>(view: &'a mut ViewMut<'_, C>) -> Result<&'a mut [C]> {
+    view.as_mut_slice().ok_or_else(|| candle_core::Error::Msg("a matmul on the CPU expects memory of the CPU".into()))
 }
 
 /// Returns a·b for a [m, k] and b [k, n] of one float dtype, which is also that of the result [m, n].
@@ -84,8 +92,7 @@ pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
         crate::cublas::multiply(cuda, &a, &b, crate::cublas::Addend::Zero, &mut c.view()?, shape)?;
         return Ok(c);
     }
-    let mut target = c.view()?;
-    cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), shape, false)?;
+    cpu::multiply(&a, &b, host(&mut c.view()?)?, shape, false)?;
     Ok(c)
 }
 
@@ -101,11 +108,12 @@ pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let message = format!("cannot accumulate a matmul result of shape {:?} into {:?}", [m, n], base.dims());
         return Err(candle_core::Error::Msg(message));
     }
+    same_device("matmul", a, "the base", base)?;
     #[cfg(feature = "cuda")]
     let device = a.device();
     for_float_type!(a.dtype(), "a matmul", T => {
         let (a, b) = (major(a)?, major(b)?);
-    let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
+        let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
         let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
         #[cfg(feature = "cuda")]
         if let candle_core::Device::Cuda(cuda) = device {
@@ -116,7 +124,7 @@ pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
             return Ok(c.into_tensor(base.shape()));
         }
         let mut c = OutputAlloc::<f32>::copy_of(base)?;
-        cpu::multiply(&a, &b, c.view()?.as_mut_slice().unwrap_or_default(), shape, true)?;
+        cpu::multiply(&a, &b, host(&mut c.view()?)?, shape, true)?;
         Ok(c.into_tensor(base.shape()))
     })
 }
@@ -145,6 +153,7 @@ pub fn matmul_into(c: &Tensor, a: &Tensor, b: &Tensor, accumulate: bool) -> Resu
             c.dims()
         )));
     }
+    same_device("matmul", a, "c", c)?;
     for_float_type!(a.dtype(), "a matmul", T => match c.dtype() {
         DType::F32 => matmul_write::<T, f32>(c, a, b, shape, accumulate),
         same if same == a.dtype() => matmul_write::<T, T>(c, a, b, shape, accumulate),
@@ -174,7 +183,7 @@ fn matmul_write<T: Elem, C: Elem>(
             let base = if accumulate { crate::cublas::Addend::InPlace } else { crate::cublas::Addend::Zero };
             return crate::cublas::multiply(cuda, &a, &b, base, &mut target, shape);
         }
-        cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), shape, accumulate)
+        cpu::multiply(&a, &b, host(&mut target)?, shape, accumulate)
     })
 }
 
@@ -224,7 +233,7 @@ mod cpu {
     impl<'a> Operand<'a> {
         fn new<T: Elem>(matrix: &Matrix<'a, T>) -> Operand<'a> {
             let strides = matrix.strides().map(|s| s as isize);
-            let elements = matrix.view().as_slice().unwrap_or_default();
+            let elements = matrix.view().as_slice().expect("both operands are on the device of the result");
             if let (Ok(same), candle_core::DType::F32) =
                 (bytemuck::try_cast_slice(elements), <T as candle_core::WithDType>::DTYPE)
             {

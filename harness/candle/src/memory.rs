@@ -253,6 +253,16 @@ impl<'t, T: Elem> Read<'t, T> {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl<T: Elem> Drop for Read<'_, T> {
+    fn drop(&mut self) {
+        // The kernels that read the elements are queued.
+        if let Storage::Cuda(storage) = &*self.storage {
+            cuda::was_read::<T>(storage);
+        }
+    }
+}
+
 /// Shape and strides of a tensor as a matrix, with all dimensions but the last flattened to rows; `None` if the rows
 /// have no common stride.
 fn row_strides(layout: &Layout) -> Option<([usize; 2], [i64; 2])> {
@@ -450,7 +460,8 @@ impl<T: Elem> OutputAlloc<T> {
         match self.memory {
             OutputMemory::Cpu(elements) => Storage::Cpu(T::to_cpu_storage_owned(elements)),
             #[cfg(feature = "cuda")]
-            OutputMemory::Cuda(slice, device) => {
+            OutputMemory::Cuda(mut slice, device) => {
+                cuda::written(&mut slice, &device);
                 Storage::Cuda(candle_core::CudaStorage::wrap_cuda_slice(slice, device))
             }
         }
@@ -520,9 +531,14 @@ impl<T: Elem, R, F: FnOnce(&'static KernelDevice, ViewMut<'_, T>) -> Result<R>> 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> Result<()> {
         let (start, end) = contiguous_range(layout)?;
-        self.run(cuda::view_mut(self.device, storage, start, end)?)
+        self.run(cuda::view_mut(self.device, storage, start, end)?)?;
+        cuda::written(storage.as_cuda_slice_mut::<T>()?, &storage.device().clone());
+        Ok(())
     }
 }
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::{is_per_thread, stream_key};
 
 #[cfg(feature = "cuda")]
 mod cuda {
@@ -534,23 +550,35 @@ mod cuda {
     use candle_core::backend::BackendStorage;
 
     use candle_core::cuda::cudarc::driver::result::malloc_sync;
-    use candle_core::cuda::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
+    use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
     use candle_core::{CudaDevice, CudaStorage, Result};
     use tilewright::{Device as KernelDevice, View, ViewMut};
 
     use super::{Elem, kernel_error};
 
-    /// One Tilewright device per candle stream, never freed: there are as many as GPUs in use.
+    /// The GPU and the handle of a stream. Different streams have different ones while both are alive.
+    pub(crate) fn stream_key(stream: &CudaStream) -> (usize, usize) {
+        (stream.context().cu_ctx() as usize, stream.cu_stream() as usize)
+    }
+
+    /// Whether this is CUDA's per-thread default stream, as `Device::new_cuda` has it: each thread that uses the handle
+    /// has a stream of its own.
+    pub(crate) fn is_per_thread(stream: &CudaStream) -> bool {
+        // CU_STREAM_PER_THREAD
+        stream.cu_stream() as usize == 2
+    }
+
+    /// One Tilewright device per stream, never freed: a program has few streams.
     pub(super) fn kernel_device(device: &CudaDevice) -> Result<&'static KernelDevice> {
-        static DEVICES: Mutex<Option<HashMap<usize, &'static KernelDevice>>> = Mutex::new(None);
+        static DEVICES: Mutex<Option<HashMap<(usize, usize), &'static KernelDevice>>> = Mutex::new(None);
         let stream = device.cuda_stream();
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = devices.get_or_insert_default();
-        let key = std::sync::Arc::as_ptr(&stream) as usize;
+        let key = stream_key(&stream);
         if let Some(known) = devices.get(&key) {
             return Ok(known);
         }
-        // The device holds the stream, so no other stream gets its address.
+        // The device holds the stream, so no other stream gets its handle.
         let made: &'static KernelDevice =
             Box::leak(Box::new(KernelDevice::from_cuda_stream(stream).map_err(kernel_error)?));
         devices.insert(key, made);
@@ -597,6 +625,19 @@ mod cuda {
         let address = address + (start * size_of::<T>()) as u64;
         // SAFETY: as above, with an exclusive borrow; the range is that of a tensor in this memory.
         Ok(unsafe { ViewMut::from_address(device, address, end - start) })
+    }
+
+    /// Notes that kernels that read the elements are queued: with several streams, cudarc records an event, for which a
+    /// stream that writes them waits. The event of [`view`] was recorded before the kernel was queued.
+    pub(super) fn was_read<T: Elem>(storage: &CudaStorage) {
+        if let Ok(slice) = storage.as_cuda_slice::<T>() {
+            drop(slice.device_ptr(&storage.device().cuda_stream()).1);
+        }
+    }
+
+    /// As [`was_read`], for kernels that write the elements.
+    pub(super) fn written<T: Elem>(slice: &mut CudaSlice<T>, device: &CudaDevice) {
+        drop(slice.device_ptr_mut(&device.cuda_stream()).1);
     }
 
     pub(super) fn view_of_output<'a, T: Elem>(

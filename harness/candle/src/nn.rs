@@ -1,9 +1,10 @@
 //! Modules over `VarBuilder` in place of those of candle-nn, with the same names of variables and the same initial
-//! values. Functions named as candle-nn's create them.
+//! values. Functions named as candle-nn's create them. What differs: `LayerNorm` does not fuse into `RmsNorm`
+//! (`remove_mean`), `Embedding::new` takes the table alone, and ids of an embedding are u32.
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
-use candle_nn::{Init, VarBuilder, init};
+use candle_nn::{Init, LayerNormConfig, VarBuilder, init};
 
 use crate::activation::Epilogue;
 use crate::attention_options::AttentionOptions;
@@ -123,13 +124,27 @@ impl Module for LayerNorm {
     }
 }
 
-/// LayerNorm of rows of `size` elements: `weight` and `bias` [size].
+/// LayerNorm of rows of `size` elements: `weight` and, unless the configuration is not affine, `bias` [size]. An ε is a
+/// configuration.
+///
+/// # Errors
+/// Those of the builder; a configuration that does not remove the mean.
+pub fn layer_norm<C: Into<LayerNormConfig>>(size: usize, config: C, vb: VarBuilder) -> Result<LayerNorm> {
+    let LayerNormConfig { eps, remove_mean, affine } = config.into();
+    if !remove_mean {
+        return Err(bad_argument("layer_norm", "remove_mean", "true", "false: use rms_norm"));
+    }
+    let weight = vb.get_with_hints(size, "weight", Init::Const(1.0))?;
+    let bias = if affine { vb.get_with_hints(size, "bias", Init::Const(0.0))? } else { weight.zeros_like()?.detach() };
+    Ok(LayerNorm::new(weight, bias, eps))
+}
+
+/// LayerNorm of rows of `size` elements without a bias: `weight` [size].
 ///
 /// # Errors
 /// Those of the builder.
-pub fn layer_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<LayerNorm> {
-    let weight = vb.get_with_hints(size, "weight", Init::Const(1.0))?;
-    Ok(LayerNorm::new(weight, vb.get_with_hints(size, "bias", Init::Const(0.0))?, eps))
+pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder) -> Result<LayerNorm> {
+    layer_norm(size, LayerNormConfig { eps, affine: false, ..LayerNormConfig::default() }, vb)
 }
 
 /// A table of vectors, of which u32 ids select rows.

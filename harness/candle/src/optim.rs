@@ -14,8 +14,8 @@ use crate::memory::{Elem, Read, kernel_error, write};
 
 /// AdamW over candle variables, as `candle_nn::AdamW`: the same options and the same update.
 ///
-/// Moments are f32. A bf16 or f16 variable has an f32 copy (master weights), which is updated; the variable is the copy,
-/// rounded ([`FusedAdamW::reload`] after setting it). A variable without a gradient in a step is left as it is.
+/// Moments are f32. A bf16 or f16 variable has an f32 copy (master weights) from the first step on, which is updated; the
+/// variable is the copy, rounded ([`FusedAdamW::reload`] after setting it later). A variable without a gradient in a step is left as it is.
 #[derive(Debug)]
 pub struct FusedAdamW {
     params: Vec<Param>,
@@ -28,7 +28,7 @@ struct Param {
     /// For messages.
     name: String,
     var: Var,
-    /// f32 master weights, if the variable is not f32.
+    /// f32 master weights, if the variable is not f32 and the optimizer has made a step.
     master: Option<Tensor>,
     /// First and second moment, f32.
     moments: [Tensor; 2],
@@ -62,16 +62,12 @@ impl FusedAdamW {
         self.params.iter().map(|param| param.name.as_str())
     }
 
-    /// Takes the values of bf16 and f16 variables as the new master weights: call this after setting variables, as
-    /// `VarMap::load` does; otherwise the next step continues from the values before.
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn reload(&mut self) -> Result<()> {
-        for param in self.params.iter_mut().filter(|param| param.master.is_some()) {
-            param.master = Some(param.var.as_detached_tensor().to_dtype(DType::F32)?);
+    /// Makes the values of bf16 and f16 variables the master weights of the next step: call this after setting variables
+    /// between steps, as `VarMap::load` does; otherwise the next step continues from the values before.
+    pub fn reload(&mut self) {
+        for param in &mut self.params {
+            param.master = None;
         }
-        Ok(())
     }
 
     /// The options.
@@ -90,23 +86,28 @@ impl Param {
         if !var.is_contiguous() {
             return Err(Error::Msg(format!("FusedAdamW: expected a contiguous variable, found `{name}` with strides")));
         }
-        let master = match var.dtype() {
-            DType::F32 => None,
-            DType::BF16 | DType::F16 => Some(var.as_detached_tensor().to_dtype(DType::F32)?),
-            other => {
-                let message =
-                    format!("FusedAdamW takes f32, bf16 and f16 variables, found `{name}` of {}", other.as_str());
-                return Err(Error::Msg(message));
-            }
-        };
+        if !matches!(var.dtype(), DType::F32 | DType::BF16 | DType::F16) {
+            let found = var.dtype().as_str();
+            return Err(Error::Msg(format!("FusedAdamW takes f32, bf16 and f16 variables, found `{name}` of {found}")));
+        }
         let zeros = || Tensor::zeros(var.shape(), DType::F32, var.device());
-        Ok(Param { name, master, moments: [zeros()?, zeros()?], var })
+        Ok(Param { name, master: None, moments: [zeros()?, zeros()?], var })
     }
 
-    fn step(&self, gradient: &Tensor, t: u64, options: &adamw::Options) -> Result<()> {
+    /// # Errors
+    /// A gradient of another shape or dtype, or on another device.
+    fn check(&self, gradient: &Tensor) -> Result<()> {
+        let (op, name) = ("FusedAdamW", format!("the gradient of `{}`", self.name));
+        expect_shape(op, &name, gradient, self.var.dims())?;
+        same_device(op, self.var.as_tensor(), &name, gradient)?;
+        for_float_type!(gradient.dtype(), op, _T => Ok(()))
+    }
+
+    fn step(&mut self, gradient: &Tensor, t: u64, options: &adamw::Options) -> Result<()> {
         let op = "FusedAdamW";
-        expect_shape(op, &format!("the gradient of `{}`", self.name), gradient, self.var.dims())?;
-        same_device(op, self.var.as_tensor(), &format!("the gradient of `{}`", self.name), gradient)?;
+        if self.var.dtype() != DType::F32 && self.master.is_none() {
+            self.master = Some(self.var.as_detached_tensor().to_dtype(DType::F32)?);
+        }
         let gradient = gradient.contiguous()?;
         for_float_type!(gradient.dtype(), op, G => self.step_typed::<G>(&gradient, t, options))
     }
@@ -152,10 +153,13 @@ impl Optimizer for FusedAdamW {
 
     fn step(&mut self, grads: &GradStore) -> Result<()> {
         let _span = span("adamw");
-        self.steps += 1;
         let options = self.kernel_options();
-        for param in &self.params {
-            if let Some(gradient) = grads.get(param.var.as_tensor()) {
+        let gradient_of = |param: &Param| grads.get(param.var.as_tensor());
+        // Before the first update: a step that is refused changes nothing.
+        self.params.iter().try_for_each(|param| gradient_of(param).map_or(Ok(()), |gradient| param.check(gradient)))?;
+        self.steps += 1;
+        for param in &mut self.params {
+            if let Some(gradient) = gradient_of(param) {
                 param.step(gradient, self.steps, &options)?;
             }
         }

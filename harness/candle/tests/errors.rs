@@ -1,6 +1,6 @@
 //! Bad input is an error that names the op, the argument, what was expected and what was found.
 
-use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use candle_core::{DType, Device, IndexOp, Module, Result, Tensor, Var};
 use candle_nn::{Activation, VarBuilder, VarMap};
 use tilewright_candle::graph::{record1, record2, record3};
 use tilewright_candle::memory::OutputAlloc;
@@ -51,6 +51,12 @@ fn wrong_dtypes() {
     fails(ours::embedding(&zeros(&[2], DType::U32), &x, DType::BF16), &["bf16", "f32"]);
     fails(ours::cross_entropy(&x, &zeros(&[2], DType::I64)), &["cross_entropy", "targets", "u32", "i64"]);
     let q = f32s(&[1, 2, 3, 4]);
+    let slopes = |slopes: &Tensor| {
+        ours::flash_attention(&q, &q, &q, &AttentionOptions::new(true).with_alibi_slopes(slopes.clone()))
+    };
+    fails(slopes(&zeros(&[2], DType::BF16)), &["flash_attention", "alibi_slopes", "f32", "bf16"]);
+    fails(slopes(&f32s(&[2, 2]).i((.., 0)).unwrap()), &["flash_attention", "alibi_slopes", "contiguous"]);
+    fails(slopes(&Var::ones(2, DType::F32, &Device::Cpu).unwrap()), &["alibi_slopes", "no gradient", "detach"]);
     fails(
         ours::flash_attention(&q, &zeros(&[1, 2, 3, 4], DType::BF16), &q, &AttentionOptions::new(true)),
         &["as k", "f32", "bf16"],

@@ -3,6 +3,7 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Activation, Optimizer, ParamsAdamW};
+use tilewright_candle::matmul::{matmul_add, matmul_into, multiply};
 use tilewright_candle::{self as ours, AttentionOptions, Epilogue, FusedAdamW, Rope};
 
 /// The GPU, if there is one.
@@ -174,6 +175,12 @@ fn tensors_on_two_devices() {
         ours::linear_cross_entropy(&there, &here, &ids),
         ours::flash_attention(&heads(&there), &heads(&here), &heads(&there), &AttentionOptions::new(true)),
         ours::rope(&heads(&there), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0),
+        multiply(&here, &there.t().unwrap()),
+        multiply(&there, &here.t().unwrap()),
+        matmul_add(&numbers(&[2, 2], DType::F32, 2), &there, &there.t().unwrap()),
+        matmul_into(&numbers(&[2, 2], DType::F32, 3), &there, &there.t().unwrap(), true).map(|()| here.clone()),
+        matmul_into(&there.narrow(1, 0, 2).unwrap().contiguous().unwrap(), &here, &here.t().unwrap(), false)
+            .map(|()| here.clone()),
     ];
     for (i, result) in results.into_iter().enumerate() {
         let message = result.err().unwrap_or_else(|| panic!("case {i} did not fail")).to_string();

@@ -45,9 +45,10 @@ impl ModelGraphRunner {
         // A pass overwrites lazily zeroed gradients and accumulates into others. A captured graph must do the same each
         // time: it accumulates.
         model.params().materialize_zero_grads()?;
-        self.runner.run(&[factor.to_bits(), model.params.storage_version()], &[tokens, targets], |inputs| {
-            loss_buffer.slice_set(&pass(model, &inputs[0], &inputs[1], factor)?.reshape(1)?, 0, 0)
-        })?;
+        let work =
+            |inputs: &[Tensor]| loss_buffer.slice_set(&pass(model, &inputs[0], &inputs[1], factor)?.reshape(1)?, 0, 0);
+        // SAFETY: `self` holds the loss and the model; a parameter or gradient that moves has another storage version.
+        unsafe { self.runner.run(&[factor.to_bits(), model.params.storage_version()], &[tokens, targets], work)? };
         // The next launch of the graph overwrites `loss_buffer`, so return a copy.
         loss_buffer.force_contiguous()?.reshape(())
     }

@@ -1,7 +1,7 @@
 //! Queued training steps: forward, backward, clipping and AdamW, enqueued without synchronization and captured as one
 //! CUDA graph on a GPU.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Error, Tensor, TensorId};
 use tilewright_candle::cuda_graph::GraphRunner;
 
 use super::trainer::Registered;
@@ -12,6 +12,8 @@ use crate::profile::{Phase, phase};
 /// Enqueues the steps of one trainer.
 pub struct QueuedStep {
     runner: GraphRunner,
+    /// Identifies the trainer whose steps these are: its inputs of step control.
+    trainer: Option<TensorId>,
     /// f32, one per micro-batch.
     losses: Option<Tensor>,
     pinned_buffers: PinnedBuffers,
@@ -47,6 +49,7 @@ impl QueuedStep {
     pub fn new(trainer: &Trainer) -> QueuedStep {
         QueuedStep {
             runner: GraphRunner::new(trainer.params().device()),
+            trainer: None,
             losses: None,
             pinned_buffers: PinnedBuffers::default(),
         }
@@ -56,6 +59,7 @@ impl QueuedStep {
     pub fn eager() -> QueuedStep {
         QueuedStep {
             runner: GraphRunner::disabled("every kernel is launched separately"),
+            trainer: None,
             losses: None,
             pinned_buffers: PinnedBuffers::default(),
         }
@@ -75,7 +79,7 @@ impl QueuedStep {
     /// is the mean over all sequences.
     ///
     /// # Errors
-    /// Errors of the model and of the launches.
+    /// Another trainer than in the call before; errors of the model and of the launches.
     pub fn queue(
         &mut self,
         model: &dyn LanguageModel,
@@ -83,6 +87,10 @@ impl QueuedStep {
         [tokens, targets]: [&Tensor; 2],
         micro_batch: usize,
     ) -> Result<StepHandle> {
+        let id = trainer.step_inputs().id();
+        if *self.trainer.get_or_insert(id) != id {
+            return Err(Error::Msg("a QueuedStep is for the steps of one trainer: create another one".into()).into());
+        }
         let (sequences, micro_batch) = (tokens.dim(0)?, micro_batch.max(1));
         let parts = sequences.div_ceil(micro_batch);
         let losses = match &self.losses {
@@ -106,9 +114,9 @@ impl QueuedStep {
             }
             trainer.enqueue(&losses)
         };
-        let queued = self
-            .runner
-            .run(&key, &[tokens, targets], work)
+        // SAFETY: `self` holds the losses; all else that the work uses is of the trainer, which is the same in every call
+        // and whose storage version is in the key.
+        let queued = unsafe { self.runner.run(&key, &[tokens, targets], work) }
             .and_then(|()| self.pinned_buffers.read_async(trainer.step_outputs()));
         match queued {
             Ok(readback) => Ok(StepHandle { registered, readback }),

@@ -370,6 +370,11 @@ impl Trainer {
         })
     }
 
+    /// The inputs of step control, the same tensor for all steps.
+    pub(super) fn step_inputs(&self) -> &Tensor {
+        &self.step_inputs
+    }
+
     /// The outputs of the last [`Trainer::enqueue`], f64, as listed in [`step_control`]. The next call overwrites them.
     pub fn step_outputs(&self) -> &Tensor {
         &self.step_outputs

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use crate::matmul::reserve_sms;
 use crate::memory::{self, Elem, kernel_error};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, WithDType};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use tilewright::kernels::FloatElement;
@@ -204,9 +204,7 @@ struct Inner {
     buckets: Vec<Bucket>,
     /// Bucket of each parameter, by id; `None` for frozen parameters.
     bucket_of: Vec<Option<usize>>,
-    /// Address of the flat gradient, and its element type.
-    grads: u64,
-    dtype: Dtype,
+    grads: FlatGradients,
     /// The peer's gradients, if two ranks exchange them.
     peer_gradients: Option<PeerGradients>,
     step_state: Mutex<StepState>,
@@ -276,13 +274,8 @@ impl Ddp {
         let wanted = options.can_use_peer_gradients(grad_dtype(&*params), world);
         let reads_peer =
             wanted && grad_dtype(&*params).size() == 2 && all_true(&comm, params.make_grads_ipc_shareable()?)?;
-        let (tensor, dtype) = (params.grads(), grad_dtype(&*params));
-        let grads = match dtype {
-            Dtype::Bf16 => address::<bf16>(&tensor)?,
-            _ => address::<f32>(&tensor)?,
-        };
-        let flat = FlatGradients { tensor, address: grads, dtype };
-        let peer_gradients = peer_gradients(&flat, &comm, wanted, reads_peer)?;
+        let grads = FlatGradients::of(&*params, &parameters)?;
+        let peer_gradients = peer_gradients(&grads, &comm, wanted, reads_peer)?;
         let step_state = Mutex::new(step_state);
         let inner = Arc::new(Inner {
             params,
@@ -292,7 +285,6 @@ impl Ddp {
             buckets,
             bucket_of,
             grads,
-            dtype,
             peer_gradients,
             step_state,
         });
@@ -421,7 +413,7 @@ impl Ddp {
         if let Some(order) = order.filter(|_| overlapped) {
             inner.adopt_order(order)?;
         }
-        let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * inner.dtype.size()).sum();
+        let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * inner.grads.dtype.size()).sum();
         let calls = sent.iter().map(|(_, handles)| handles.len()).sum();
         Ok(SyncStats { calls, bytes, waited: wait_timer.waited, timers: wait_timer.timers })
     }
@@ -543,7 +535,7 @@ impl Inner {
     /// Replaces the gradients in `range` by the average with the peer's. With peer reads, both ranks call it for the
     /// same ranges.
     fn average(&self, range: &Range<usize>, peer: &PeerGradients) -> Result<()> {
-        match self.dtype {
+        match self.grads.dtype {
             _ if peer.reads_peer => Ok(wait_all(&[self.start(range.clone(), Op::AllReduce(Reduce::Avg))?])?),
             Dtype::Bf16 => self.average_of::<bf16>(range, peer),
             _ => self.average_of::<f32>(range, peer),
@@ -556,7 +548,7 @@ impl Inner {
         // SAFETY: as for a collective: the gradients live as long as `params`, and the caller does not use them until
         // this returns.
         let own = unsafe {
-            let begin = self.grads + (range.start * size_of::<G>()) as u64;
+            let begin = self.grads.address + (range.start * size_of::<G>()) as u64;
             ViewMut::<G>::from_address(device, begin, range.len())
         };
         let ranks = RankReduction { rank: self.comm.rank(), world: 2, average: true };
@@ -594,10 +586,11 @@ impl Inner {
     /// `self` is dropped.
     fn start(&self, range: Range<usize>, op: Op) -> Result<Handle, CommError> {
         // Gradients that are stored in the communication dtype are not rounded again.
-        let comm_dtype = self.options.comm_dtype.filter(|comm_dtype| *comm_dtype != self.dtype);
-        let call = Call { op, dtype: self.dtype, count: range.len(), comm_dtype };
-        let address = self.grads + (range.start * self.dtype.size()) as u64;
-        // SAFETY: the gradients live as long as `params`, which `self` holds, and all handles are waited for before
+        let FlatGradients { dtype, address, .. } = self.grads;
+        let comm_dtype = self.options.comm_dtype.filter(|comm_dtype| *comm_dtype != dtype);
+        let call = Call { op, dtype, count: range.len(), comm_dtype };
+        let address = address + (range.start * dtype.size()) as u64;
+        // SAFETY: `self` holds the gradients, the ranges of parameters are inside of them, and all handles are waited for before
         // `self` is dropped. Backward no longer writes these elements, and no caller reads them before
         // `finish_gradient_synchronization`.
         unsafe {
@@ -617,15 +610,21 @@ fn missing(buckets: &[Bucket]) -> Vec<usize> {
 pub struct PeerGradients {
     address: u64,
     reads_peer: bool,
-    /// Memory that the peer uses: the receive buffer, or this rank's gradients.
-    _tensor: Arc<Tensor>,
+    /// Memory that the peer uses, in the layout of the flat gradient: the receive buffer, or this rank's gradients.
+    tensor: Arc<Tensor>,
     /// Marks the communicator's buffer for the peer as used.
     _use: Arc<()>,
 }
 
 impl PeerGradients {
     /// The elements in `range`, of the gradients' dtype, for kernels on this rank's `device`.
+    ///
+    /// # Panics
+    /// A range that is not in the flat gradient, or another dtype.
     pub fn view<'a, G: Elem + FloatElement>(&'a self, device: &'a KernelDevice, range: &Range<usize>) -> View<'a, G> {
+        let (len, dtype) = (self.tensor.elem_count(), self.tensor.dtype());
+        let found = <G as WithDType>::DTYPE;
+        assert!(range.end <= len && found == dtype, "elements {range:?} of {found:?}, of {len} gradients of {dtype:?}");
         let begin = self.address + (range.start * size_of::<G>()) as u64;
         // SAFETY: the memory is as long as the flat gradient and mapped in this process while `self` lives, which the
         // view borrows. The peer writes the memory only until the exchange of these elements is complete and, with peer
@@ -657,6 +656,33 @@ struct FlatGradients {
     dtype: Dtype,
 }
 
+impl FlatGradients {
+    /// # Errors
+    /// Gradients that [`FlatParams`] does not describe.
+    fn of(params: &dyn FlatParams, parameters: &[FlatParam]) -> Result<FlatGradients> {
+        let tensor = params.grads();
+        let (dtype, address) = match tensor.dtype() {
+            DType::F32 => (Dtype::F32, address::<f32>(&tensor)?),
+            DType::BF16 => (Dtype::Bf16, address::<bf16>(&tensor)?),
+            other => {
+                let found = other.as_str();
+                return Err(Error::Misuse(format!("expected flat gradients of f32 or bf16, found {found}")));
+            }
+        };
+        let (len, expected) = (tensor.elem_count(), params.flat_len());
+        let outside = parameters.iter().find(|param| param.range.start > param.range.end || param.range.end > len);
+        match outside {
+            _ if len != expected => {
+                Err(Error::Misuse(format!("expected {expected} elements of the flat gradient, found {len}")))
+            }
+            Some(FlatParam { name, range, .. }) => Err(Error::Misuse(format!(
+                "the gradient of `{name}`, elements {range:?}, is not in the flat gradient of {len} elements"
+            ))),
+            None => Ok(FlatGradients { tensor, address, dtype }),
+        }
+    }
+}
+
 /// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if
 /// `reads_peer` is true and that is possible. The communicator has a single buffer for the peer: while another `Ddp`
 /// uses it, this one gets `None`.
@@ -684,7 +710,7 @@ fn peer_gradients(
         let peer_gradients = |address| PeerGradients {
             address,
             reads_peer: dest == flat.address,
-            _tensor: tensor,
+            tensor,
             _use: comm.hold_peer_buffer(),
         };
         Ok(address.map(peer_gradients))
