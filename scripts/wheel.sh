@@ -51,6 +51,7 @@ case ${1:-} in
         make_venv build/wheel-test numpy ml_dtypes pytest
         build/wheel-test/bin/pip install -q --force-reinstall --no-deps "$2"
         build/wheel-test/bin/python -m pytest -q harness/python/tests
+        scripts/third_party_licenses.py --check
         ;;
     *)
         sed -n '2,7p' "$0" >&2
