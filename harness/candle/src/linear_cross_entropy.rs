@@ -8,19 +8,20 @@ use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
 use crate::for_float_type;
 use crate::graph::{grad_enabled, record2};
 use crate::linear::as_rows;
-use crate::loss;
+use crate::loss::{self, expect_classes};
 use crate::matmul::{matmul_into, multiply};
 use crate::memory::{Elem, OutputAlloc};
 use crate::weight::{Weight, WeightUse, label};
 
 /// The mean over all rows of the cross-entropy of x·Wᵀ with the targets, an f32 scalar: as `cross_entropy(linear(x, W),
-/// targets)`, for x [.., k], a weight W [vocabulary, k] and targets u32 [..]. A target outside of the vocabulary gives NaN.
+/// targets)`, for x [.., k], a weight W [vocabulary, k] and targets u32 [..]. A target outside of the vocabulary gives NaN
+/// on a GPU.
 ///
 /// Logits are computed for a chunk of rows at a time, of about as many elements as x has. If the op is recorded, the
 /// forward pass computes the gradients of x and W too (Liger kernel: Hsu et al., 2024), so that backward needs no logits.
 ///
 /// # Errors
-/// Shapes and dtypes that do not match; no rows.
+/// Shapes and dtypes that do not match; no rows; on the CPU a target outside of the vocabulary.
 pub fn linear_cross_entropy(x: &Tensor, weight: &impl Weight, targets: &Tensor) -> Result<Tensor> {
     const OP: &str = "linear_cross_entropy";
     let _span = span(OP);
@@ -38,6 +39,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &impl Weight, targets: &Tensor) 
     expect_dtype(OP, "targets", targets, DType::U32)?;
     expect_shape(OP, "targets", targets, outer)?;
     let (rows, targets, w) = (as_rows(x)?, targets.flatten_all()?, weight.value(x.dtype())?);
+    expect_classes(OP, &targets, w.dim(0)?)?;
     let weight_use = WeightUse::begin(weight);
     let tracked = [x.track_op(), weight_use.needs_grad(weight.graph_input())].map(|needed| needed && grad_enabled());
     for_float_type!(x.dtype(), OP, T => {

@@ -15,10 +15,11 @@ const NO_IGNORE_INDEX: i64 = -1;
 
 /// The mean over all rows of −log softmax(logits)[target]: an f32 scalar.
 ///
-/// logits: [rows, vocabulary] of any float dtype; targets: u32 [rows]. A target outside of the vocabulary gives NaN.
+/// logits: [rows, vocabulary] of any float dtype; targets: u32 [rows]. On a GPU, where a check would wait for the device, a
+/// target outside of the vocabulary gives NaN.
 ///
 /// # Errors
-/// Shapes that do not match, or targets of another dtype.
+/// Shapes that do not match, targets of another dtype; on the CPU a target outside of the vocabulary.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let rows = check("cross_entropy", logits, targets)?;
     let targets = targets.clone();
@@ -58,7 +59,22 @@ pub(crate) fn check(op: &str, logits: &Tensor, targets: &Tensor) -> Result<usize
     same_device(op, logits, "targets", targets)?;
     expect_dtype(op, "targets", targets, DType::U32)?;
     expect_shape(op, "targets", targets, &[rows])?;
+    expect_classes(op, targets, vocabulary)?;
     Ok(rows)
+}
+
+/// Fails if one of the targets u32 [rows], in the host's memory, is not below the number of classes.
+pub(crate) fn expect_classes(op: &str, targets: &Tensor, classes: usize) -> Result<()> {
+    let targets = Read::<u32>::new(targets)?;
+    let targets = targets.strided::<1>()?;
+    let Some(values) = targets.view().as_slice() else { return Ok(()) };
+    let ([rows], [stride]) = (targets.shape(), targets.strides());
+    match (0..rows).map(|row| (row, values[row * stride as usize])).find(|(_, target)| *target as usize >= classes) {
+        None => Ok(()),
+        Some((row, target)) => {
+            Err(bad_argument(op, "targets", format!("classes below {classes}"), format!("{target} in row {row}")))
+        }
+    }
 }
 
 /// Returns (losses [rows], log-sum-exp [rows]).

@@ -532,7 +532,8 @@ impl<T: Elem, R, F: FnOnce(&'static KernelDevice, ViewMut<'_, T>) -> Result<R>> 
     fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> Result<()> {
         let (start, end) = contiguous_range(layout)?;
         self.run(cuda::view_mut(self.device, storage, start, end)?)?;
-        cuda::written(storage.as_cuda_slice_mut::<T>()?, &storage.device().clone());
+        let device = storage.device.clone();
+        cuda::written(storage.as_cuda_slice_mut::<T>()?, &device);
         Ok(())
     }
 }

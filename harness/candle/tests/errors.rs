@@ -50,6 +50,13 @@ fn wrong_dtypes() {
     fails(ours::embedding(&zeros(&[2], DType::I64), &x, DType::F32), &["embedding", "ids", "u32", "i64"]);
     fails(ours::embedding(&zeros(&[2], DType::U32), &x, DType::BF16), &["bf16", "f32"]);
     fails(ours::cross_entropy(&x, &zeros(&[2], DType::I64)), &["cross_entropy", "targets", "u32", "i64"]);
+    let outside = Tensor::new(&[3_u32, 4], &Device::Cpu).unwrap();
+    fails(ours::cross_entropy(&x, &outside), &["cross_entropy", "targets", "classes below 4", "4 in row 1"]);
+    fails(ours::cross_entropy_rows(&x, &outside), &["cross_entropy", "4 in row 1"]);
+    fails(
+        ours::linear_cross_entropy(&x, &x.pad_with_zeros(0, 0, 2).unwrap(), &outside),
+        &["linear_cross_entropy", "4 in row 1"],
+    );
     let q = f32s(&[1, 2, 3, 4]);
     let slopes = |slopes: &Tensor| {
         ours::flash_attention(&q, &q, &q, &AttentionOptions::new(true).with_alibi_slopes(slopes.clone()))

@@ -188,6 +188,15 @@ fn tensors_on_two_devices() {
     }
 }
 
+/// A target outside of the vocabulary makes the loss NaN instead of reading other memory; on the CPU it is an error.
+#[test]
+fn targets_outside_of_the_vocabulary() {
+    let Some(gpu) = gpu() else { return };
+    let logits = Tensor::zeros((2, 5), DType::F32, &gpu).unwrap();
+    let targets = Tensor::new(&[1_u32, 5], &gpu).unwrap();
+    assert!(ours::cross_entropy(&logits, &targets).unwrap().to_scalar::<f32>().unwrap().is_nan());
+}
+
 /// Empty tensors on a GPU have results and gradients.
 #[test]
 fn empty_tensors() {

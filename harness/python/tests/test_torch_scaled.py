@@ -38,8 +38,9 @@ def test_scaled_mm(device, dtype, shape):
                     if out_dtype == torch.float16 and expected.abs().max() > 6e4:
                         continue
                     error = (found.double() - expected).norm() / expected.norm().clamp(min=1e-6)
-                    # Tensor cores of Hopper keep 14 bits of sums.
-                    assert error < TOLERANCE[out_dtype] + 5e-3 * (fast and dtype.is_floating_point), error
+                    # Tensor cores of Hopper keep 14 bits of sums of 8-bit floats; without `fast`, only within 128 products.
+                    of_sums = (5e-3 if fast else 2**-13) if a.is_cuda and dtype.is_floating_point else 0
+                    assert error < TOLERANCE[out_dtype] + of_sums, error
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])

@@ -7,7 +7,8 @@
 //! | MPICH's, Intel's mpirun | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as above, else this host |
 //! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host (127.0.0.1 if it is the only one) and a port derived from the job's number |
 //!
-//! The first row whose variables are set applies. Variables of Tilewright:
+//! The first row whose variables are set applies. If torchrun's agent listens at `MASTER_PORT`
+//! (`TORCHELASTIC_USE_AGENT_STORE=True`), ranks take the port after it. Variables of Tilewright:
 //!
 //! | variable | values | meaning |
 //! |---|---|---|
@@ -307,7 +308,9 @@ fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str, several: bool) -> 
             None => PORT,
         },
     };
-    Ok((host, port))
+    // The agent of torchrun listens at its port itself.
+    let agent = by == "torchrun" && lookup("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
+    Ok((host, if agent { port.checked_add(1).unwrap_or(port - 1) } else { port }))
 }
 
 /// Returns `node003` for `node[003-006,010],other`.
@@ -354,6 +357,8 @@ mod tests {
         let seen = place(&torchrun);
         assert_eq!((seen.rank, seen.world, seen.local_rank, seen.local_world), (5, 8, 1, 4));
         assert_eq!((seen.master, seen.started_by), (("head".into(), 1234), "torchrun"));
+        let agent = [torchrun.as_slice(), &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
+        assert_eq!(place(&agent).master, ("head".into(), 1235));
         let mpirun = [
             ("OMPI_COMM_WORLD_RANK", "2"),
             ("OMPI_COMM_WORLD_SIZE", "3"),

@@ -77,11 +77,3 @@ fn gradients_of_scaled_losses() {
     let loss = (rows(&logits, &targets).unwrap().mean_all().unwrap() * 65536.0).unwrap();
     assert_close("scaled", &found, &loss.backward().unwrap().remove(&exact).unwrap(), 2e-3);
 }
-
-/// A target outside of the vocabulary makes the loss NaN instead of reading other memory.
-#[test]
-fn targets_outside_of_the_vocabulary() {
-    let logits = Tensor::zeros((2, 5), DType::F32, &Device::Cpu).unwrap();
-    let targets = Tensor::new(&[1_u32, 5], &Device::Cpu).unwrap();
-    assert!(ours::cross_entropy(&logits, &targets).unwrap().to_scalar::<f32>().unwrap().is_nan());
-}
