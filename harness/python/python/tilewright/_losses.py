@@ -166,8 +166,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """`cross_entropy` of the logits x [..., d] · weight [classes, d]ᵀ, with the logits of 2048 rows in memory at a time.
 
-    The backward pass computes the logits again, and sums the gradient of the weight in float32. `precision` as for
-    `matmul`.
+    The backward pass computes the logits again, and sums the gradients of the weight, each rounded to its type, in float32.
+    `precision` as for `matmul`.
     """
     expect_tensors("linear_cross_entropy", x=x, weight=weight)
     x, weight = autocast_to_narrow(x, weight)
