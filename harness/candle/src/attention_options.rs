@@ -113,7 +113,7 @@ impl AttentionOptions {
         let Some(packed) = &self.packed else { return Ok(()) };
         same_device("flash_attention", q, "packed", &packed.ranges)?;
         if self.window.is_some() {
-            let expected = "no window beside packed sequences: PackedSequences has it";
+            let expected = "None, since PackedSequences has a window of its own,";
             return Err(bad_argument("flash_attention", "window", expected, format!("{:?}", self.window)));
         }
         if self.alibi_slopes.is_some() && !packed.same_lengths {
@@ -121,7 +121,7 @@ impl AttentionOptions {
             return Err(bad_argument("flash_attention", "packed", expected, "other lengths"));
         }
         if self.causal != packed.causal {
-            let expected = format!("{}, as the packed sequences have it", packed.causal);
+            let expected = format!("the {} of the packed sequences", packed.causal);
             return Err(bad_argument("flash_attention", "causal", &expected, self.causal.to_string()));
         }
         Ok(())

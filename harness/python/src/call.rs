@@ -43,9 +43,17 @@ pub fn guarded<R: Send>(f: impl FnOnce() -> tilewright::Result<R> + Send) -> PyR
     let _context = KeptContext::new();
     match catch_unwind(AssertUnwindSafe(|| on_pool(f))) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(Error::new_err(error.to_string())),
+        Ok(Err(error)) => Err(Error::new_err(in_python(&error.to_string()))),
         Err(panic) => Err(internal_error(&*panic)),
     }
+}
+
+/// A message of the runtime, with what Python has in place of Rust's.
+fn in_python(message: &str) -> String {
+    message.replace(
+        "guarantee them with `LaunchConfig::unchecked`",
+        "guarantee them: compile with `tilewright.compile`, and pass `unchecked=True` to the code that it returns",
+    )
 }
 
 /// Runs `f`, and returns a panic as `tilewright.InternalError`.

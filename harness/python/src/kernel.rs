@@ -99,6 +99,11 @@ fn bind<'py>(
 fn no_more(def: &KernelDef, named: &Bound<'_, PyDict>) -> PyResult<()> {
     let Some(name) = named.keys().iter().next().map(shown) else { return Ok(()) };
     let names: Vec<&str> = def.params.iter().map(|p| p.name).collect();
+    if options::OPTIONS.contains(&name.as_str()) {
+        let text =
+            format!("kernel `{}`: `{name}` is an option of the compiler: pass options={{\"{name}\": …}}", def.name);
+        return Err(PyTypeError::new_err(text));
+    }
     Err(PyTypeError::new_err(format!(
         "kernel `{}` has no parameter `{name}`: its parameters are {}",
         def.name,

@@ -21,10 +21,15 @@ mod options;
 mod torch;
 
 use pyo3::prelude::*;
+use tracing_subscriber::EnvFilter;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
+    // As the program `tilewright` writes them; a filter that is wrong is no reason to fail here.
+    let filter = EnvFilter::try_from_env("TILEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let warnings = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let _ = warnings.log_internal_errors(false).without_time().with_target(false).try_init();
     module.add("Error", py.get_type::<call::Error>())?;
     module.add("InternalError", py.get_type::<call::InternalError>())?;
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;

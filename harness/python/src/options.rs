@@ -88,6 +88,28 @@ pub fn constant(def: &KernelDef, name: &str, ty: &str, value: &Bound<'_, PyAny>)
     if fits { Ok(constant) } else { Err(wrong()) }
 }
 
+/// The element type with this name, as kernels write it (`bf16`) or as NumPy and PyTorch do (`torch.bfloat16`).
+fn dtype_of(name: &str) -> Option<DType> {
+    let name = name.trim_start_matches("<class 'numpy.").trim_end_matches("'>").trim_start_matches("torch.");
+    DType::from_name(match name {
+        "float64" => "f64",
+        "float32" => "f32",
+        "float16" => "f16",
+        "bfloat16" => "bf16",
+        "float8_e4m3fn" => "f8e4m3",
+        "float8_e5m2" => "f8e5m2",
+        "int64" => "i64",
+        "int32" => "i32",
+        "int16" => "i16",
+        "int8" => "i8",
+        "uint8" => "u8",
+        "uint16" => "u16",
+        "uint32" => "u32",
+        "uint64" => "u64",
+        other => other,
+    })
+}
+
 /// The element types of the type parameters that `types` gives: a name for all, or a dict from parameter to name.
 ///
 /// # Errors
@@ -97,7 +119,7 @@ pub fn types(def: &KernelDef, types: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<
     let mut set = |index: usize, name: &str| {
         let generic = &def.generics[index];
         let members = || generic.members().iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
-        let dtype = DType::from_name(name).filter(|dtype| generic.members().contains(dtype)).ok_or_else(|| {
+        let dtype = dtype_of(name).filter(|dtype| generic.members().contains(dtype)).ok_or_else(|| {
             PyValueError::new_err(format!(
                 "kernel `{}`: `{}` cannot be {}: expected one of {}",
                 def.name,
@@ -110,20 +132,19 @@ pub fn types(def: &KernelDef, types: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<
         PyResult::Ok(())
     };
     let Some(types) = types else { return Ok(chosen) };
-    if let Ok(name) = types.cast::<PyString>() {
+    // A name, or a type of PyTorch or NumPy, whose text ends in its name.
+    let Ok(types) = types.cast::<PyMapping>() else {
+        let name = types.str()?;
         for index in 0..def.generics.len() {
             set(index, &name.to_string_lossy())?;
         }
         return Ok(chosen);
-    }
-    let Ok(types) = types.cast::<PyMapping>() else {
-        let found = types.get_type().name()?;
-        return Err(PyTypeError::new_err(format!("types: expected a name or a mapping of names, found {found}")));
     };
     for item in types.items()?.iter() {
-        let Ok((parameter, name)) = item.extract::<(String, String)>() else {
-            return Err(PyTypeError::new_err(format!("types: expected names of element types, found {}", shown(item))));
-        };
+        let (parameter, name): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| {
+            PyTypeError::new_err(format!("types: expected names of type parameters, found {}", shown(item)))
+        })?;
+        let name = name.str()?.to_string_lossy().into_owned();
         let Some(index) = def.generics.iter().position(|generic| generic.name == parameter) else {
             let names: Vec<&str> = def.generics.iter().map(|generic| generic.name).collect();
             return Err(PyValueError::new_err(format!(
@@ -151,6 +172,21 @@ pub fn complete_types(def: &KernelDef, chosen: Vec<Option<DType>>) -> PyResult<V
     };
     def.generics.iter().zip(chosen).map(|(generic, dtype)| dtype.ok_or_else(|| missing(generic.name))).collect()
 }
+
+/// Names of compiler options.
+pub const OPTIONS: [&str; 11] = [
+    "num_warps",
+    "num_stages",
+    "max_registers",
+    "asserts",
+    "fp_fusion",
+    "tma",
+    "warp_specialize",
+    "overlap",
+    "pingpong",
+    "wgmma_f32",
+    "tma_stores",
+];
 
 /// The compiler options of the dict `given`.
 ///
@@ -195,11 +231,8 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
             "wgmma_f32" => options.schedule.wgmma_f32 = choice()?,
             "tma_stores" => options.schedule.tma_stores = choice()?,
             _ => {
-                return Err(PyValueError::new_err(format!(
-                    "options: there is no option `{}`: there are num_warps, num_stages, max_registers, asserts, fp_fusion, \
-                     tma, warp_specialize, overlap, pingpong, wgmma_f32 and tma_stores",
-                    shown(name)
-                )));
+                let (name, all) = (shown(name), OPTIONS.join(", "));
+                return Err(PyValueError::new_err(format!("options: there is no option `{name}`: there are {all}")));
             }
         }
     }

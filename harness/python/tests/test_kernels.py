@@ -136,9 +136,13 @@ def test_compile_for_gpus_without_a_gpu():
     assert by_name["d"]["divisible_by"] == 16 and by_name["x_stride_d"]["equal_to"] == 1
     types = MappingProxyType({"T": "bf16"})
     assert tw.compile("softmax_rows", "sm_90a", types=types, **CONSTANTS).manifest["types"] == types
+    assert tw.compile("softmax_rows", "sm_90a", types="bfloat16", **CONSTANTS).manifest["types"] == types
+    assert tw.compile("softmax_rows", "sm_90a", types=np.float16, **CONSTANTS).manifest["types"] == {"T": "f16"}
     for wrong in (["bf16"], {"T": 3}):
-        with pytest.raises(TypeError, match="types: expected"):
+        with pytest.raises(ValueError, match="`T` cannot be"):
             tw.compile("softmax_rows", "sm_90a", types=wrong, **CONSTANTS)
+    with pytest.raises(TypeError, match='option of the compiler: pass options={"num_warps"'):
+        tw.launch("softmax_rows", **softmax_arguments(), **CONSTANTS, grid=10, num_warps=8)
     with pytest.raises(ValueError, match="there is no target `sm_70`: the targets are sm_80"):
         tw.compile("softmax_rows", "sm_70", types="bf16", **CONSTANTS)
     with pytest.raises(ValueError, match="the type parameter `T` has no element type"):

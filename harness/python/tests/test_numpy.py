@@ -260,6 +260,8 @@ def test_softmax_and_cross_entropy(rng, dtype):
         with pytest.raises(tilewright.Error, match=f"one of the 131 classes .* ignore_index = -100, found {wrong} in row 10"):
             tw.cross_entropy(logits, targets)
     flat = logits.reshape(18, 131)
+    with pytest.raises(TypeError, match="expected an array, found list"):
+        tw.softmax([[1.0]])
     with pytest.raises(tilewright.Error, match="strides of at least 0"):
         tw.cross_entropy(flat, np.zeros(18, targets.dtype)[::-1])
     assert tw.cross_entropy(flat[:0], targets.reshape(-1)[:0]).shape == (0,)

@@ -148,6 +148,19 @@ def test_adamw_continues_from_a_state_of_torch(device):
     torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+def test_a_compiled_step_does_not_compile_again(device):
+    p, q = (torch.ones(4, device=device).requires_grad_() for _ in range(2))
+    plain, compiled = tt.AdamW([p]), tt.AdamW([q])
+    step = torch.compile(lambda: compiled.step(), backend="eager")
+    torch._dynamo.utils.counters.clear()
+    for _ in range(12):
+        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+        plain.step()
+        step()
+    assert torch.equal(p, q)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
+
+
 @pytest.mark.parametrize("g", [1e19, 3e19, 5e20, 1e38])
 def test_adamw_of_large_gradients(device, g):
     """As torch's on the CPU, whose squares exceed float32 from 5.8e20 on: later steps are zero, not NaN.

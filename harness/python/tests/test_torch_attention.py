@@ -89,7 +89,8 @@ def test_mistakes_of_modifiers_are_exceptions(device):
     lengths = torch.tensor([0, 9, 33], dtype=torch.int32, device=device)
     for options, error, message in [
         ({"window": -1}, ValueError, "window: expected a number of keys of at least 0, found -1"),
-        ({"window": 2.5}, Exception, "window"),
+        ({"window": 2.5}, TypeError, "window: expected a number of keys, or None, found float"),
+        ({"window": (3, 0)}, TypeError, "found tuple"),
         ({"prefix": 3}, ValueError, "prefix: expected causal=True"),
         ({"prefix": 3, "causal": True, "cu_seqlens_q": lengths}, ValueError, "prefix: cannot be combined"),
         ({"softcap": 0.0}, ValueError, "softcap: expected a positive number"),
@@ -98,7 +99,7 @@ def test_mistakes_of_modifiers_are_exceptions(device):
         ({"alibi_slopes": slopes.double()}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
         ({"alibi_slopes": slopes.clone().requires_grad_()}, ValueError, "alibi_slopes: has no gradient"),
         ({"cu_seqlens_k": lengths}, ValueError, "cu_seqlens_k: expected cu_seqlens_q beside it"),
-        ({"cu_seqlens_q": lengths.long()}, tilewright.Error, "`cu_seqlens_q` expects elements of type i32, found i64"),
+        ({"cu_seqlens_q": lengths.long()}, tilewright.Error, "`cu_seqlens_q` expects elements of type int32, found int64"),
         ({"cu_seqlens_q": lengths, "cu_seqlens_k": lengths[:2]}, tilewright.Error, "`cu_seqlens_k` expects as many"),
     ]:
         with pytest.raises(error, match=message):

@@ -30,7 +30,8 @@ class AdamW(torch.optim.Optimizer):
     master weight; except a write to the memory of `parameter.data`, which PyTorch does not count as one: write to the
     parameter itself, under `torch.no_grad()`.
     Moments are float32. Gradients are float32, bfloat16 or float16. The names in its state are those of
-    `torch.optim.AdamW`. The step number is a kernel argument: a step cannot be captured in a CUDA graph.
+    `torch.optim.AdamW`. The step number is a kernel argument: a step cannot be captured in a CUDA graph, and is a graph
+    break for `torch.compile`.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class AdamW(torch.optim.Optimizer):
                 torch.where(p == master.to(p.dtype), master, p.to(torch.float32), out=master)
         return state
 
+    @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Applies one step to all parameters that have a gradient."""

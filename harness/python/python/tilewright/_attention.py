@@ -170,6 +170,11 @@ def attention(
         alibi_slopes = alibi_slopes.contiguous()
     ranges = None
     if cu_seqlens_q is not None:
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            lengths = arrays[name]
+            if lengths is not None and lengths.dtype != torch.int32:
+                found = str(lengths.dtype).removeprefix("torch.")
+                raise Error(f"attention: `{name}` expects elements of type int32, found {found}: pass {name}.int()")
         cu_seqlens_q = cu_seqlens_q.contiguous()
         keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k.contiguous()
         ranges = _document_ranges(q, k, cu_seqlens_q, keys, causal, -1 if window is None else window)

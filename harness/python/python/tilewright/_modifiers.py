@@ -18,6 +18,9 @@ def check(
 ) -> None:
     """Raises ValueError for modifiers that cannot be combined, and for numbers that are out of range."""
     for name, number in (("window", window), ("prefix", prefix)):
+        if number is not None and not hasattr(number, "__index__"):
+            found = type(number).__name__
+            raise TypeError(f"{name}: expected a number of keys, or None, found {found} (flash-attn's pair (w, 0) is window=w)")
         if number is not None and number < 0:
             raise ValueError(f"{name}: expected a number of keys of at least 0, found {number}")
     if softcap is not None and not softcap > 0:

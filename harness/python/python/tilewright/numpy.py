@@ -22,11 +22,18 @@ def _float32(shape: int | tuple[int, ...]) -> Array:
     return np.empty(shape, np.float32)
 
 
+def _expect_array(x: Any) -> None:
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        raise TypeError(f"expected an array, found {type(x).__name__}: pass np.asarray(…, np.float32)")
+
+
 def _like(x: Array) -> Array:
+    _expect_array(x)
     return np.empty(x.shape, x.dtype)
 
 
 def _rows(x: Array) -> int:
+    _expect_array(x)
     return int(np.prod(x.shape[:-1]))
 
 
@@ -42,6 +49,8 @@ def _modifiers(
     cu_seqlens_k: Array | None,
 ) -> dict[str, Any]:
     """The arguments of both passes of attention."""
+    _expect_array(q)
+    _expect_array(k)
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"attention: expected q and k [batch, heads, rows, d], found {q.shape} and {k.shape}")
     n_q, n_k = q.shape[2], k.shape[2]
