@@ -21,6 +21,19 @@ def test_version_and_markers():
     assert (FOLDER / "py.typed").exists()
 
 
+def test_tag_and_licenses():
+    package = importlib.metadata.distribution("tilewright")
+    tags = re.findall(r"^Tag: (.*)$", package.read_text("WHEEL"), re.M)
+    assert len(tags) == 1 and re.fullmatch(r"cp310-abi3-manylinux_2_\d+_x86_64", tags[0]), tags
+    # glibc's newest symbols that it needs are not newer than the tag says.
+    if shutil.which("objdump"):
+        symbols = subprocess.run(["objdump", "-T", native.__file__], capture_output=True, text=True, check=True).stdout
+        newest = max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", symbols))
+        assert newest <= int(re.search(r"manylinux_2_(\d+)", tags[0]).group(1)), (newest, tags)
+    licenses = {path.name for path in package.files if "licenses" in path.parts}
+    assert licenses == {"LICENSE-APACHE", "LICENSE-MIT", "LICENSE-THIRD-PARTY"}
+
+
 def test_stubs_name_what_the_module_has():
     stub = (FOLDER / "_native.pyi").read_text()
     named = set(re.findall(r"^(?:def|class) (\w+)|^(VERSION)", stub, re.M))
