@@ -7,7 +7,7 @@ use tilewright::kernels::{self, FloatElement, TensorMut};
 use tilewright::trace::span;
 
 use crate::attention_options::AttentionOptions;
-use crate::check::{bad_argument, same_kind};
+use crate::check::{bad_argument, expect_shape, same_kind};
 use crate::graph::{record1, record3};
 use crate::memory::{Elem, OutputAlloc, Read, StridedColumns, for_float_type, kernel_error};
 use crate::rope::Rope;
@@ -106,7 +106,7 @@ pub struct QkvLayout {
 impl QkvLayout {
     /// Columns of the packed tensor.
     pub fn columns(&self) -> usize {
-        (self.heads + 2 * self.heads_kv) * self.d
+        self.heads.saturating_add(self.heads_kv.saturating_mul(2)).saturating_mul(self.d)
     }
 
     /// Number of heads that rope rotates: those of queries and keys.
@@ -241,6 +241,9 @@ pub fn packed_forward<T: Elem + FloatElement>(
 }
 
 /// Returns ∂L/∂qkv [batch, n, columns], given O and its gradient [batch, n, heads · d].
+///
+/// # Errors
+/// Shapes that do not match.
 pub fn packed_backward<T: Elem + FloatElement>(
     qkv: &Tensor,
     o: &Tensor,
@@ -251,6 +254,9 @@ pub fn packed_backward<T: Elem + FloatElement>(
 ) -> Result<Tensor> {
     let _span = span("attention");
     let (batch, n) = batch_and_length(qkv, layout)?;
+    for (name, x) in [("o", o), ("the gradient", grad)] {
+        expect_shape("flash_attention", name, x, &[batch, n, layout.heads * layout.d])?;
+    }
     let (d, rotated_heads) = (layout.d, layout.num_rotated_heads());
     let (columns, rotated_columns) = (layout.columns(), rotated_heads * d);
     let tokens = batch * n;

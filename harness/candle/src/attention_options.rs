@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use tilewright::kernels::attention::documents::document_ranges;
 use tilewright::kernels::attention::{Backward, Mask, Options, Score};
 
-use crate::check::{bad_argument, expect_dtype, same_device};
+use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
 use crate::graph::grad_enabled;
 use crate::memory::{OutputAlloc, Read, kernel_error};
 
@@ -97,6 +97,7 @@ impl AttentionOptions {
         if let Some(slopes) = &self.alibi_slopes {
             same_device("flash_attention", q, "alibi_slopes", slopes)?;
             expect_dtype("flash_attention", "alibi_slopes", slopes, DType::F32)?;
+            expect_shape("flash_attention", "alibi_slopes", slopes, &[q.dim(1)?])?;
             if !slopes.is_contiguous() {
                 let found = format!("the strides {:?}", slopes.stride());
                 return Err(bad_argument("flash_attention", "alibi_slopes", "contiguous slopes", found));

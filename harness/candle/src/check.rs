@@ -4,6 +4,8 @@ use std::fmt::Display;
 
 use candle_core::{DType, Error, Result, Tensor};
 
+use crate::memory::Read;
+
 /// An error about the argument `name` of an op.
 pub(crate) fn bad_argument(op: &str, name: &str, expected: impl Display, found: impl Display) -> Error {
     Error::Msg(format!("{op}: expected {expected} as {name}, found {found}"))
@@ -39,4 +41,17 @@ pub(crate) fn expect_shape(op: &str, name: &str, tensor: &Tensor, shape: &[usize
         return Ok(());
     }
     Err(bad_argument(op, name, format!("the shape {shape:?}"), format!("{:?}", tensor.dims())))
+}
+
+/// Fails if one of the numbers u32 [n], in the host's memory, is not below `limit`. On a GPU the check would wait for the
+/// device.
+pub(crate) fn expect_below(op: &str, name: &str, numbers: &Tensor, limit: usize) -> Result<()> {
+    let numbers = Read::<u32>::new(numbers)?;
+    let numbers = numbers.strided::<1>()?;
+    let Some(values) = numbers.view().as_slice() else { return Ok(()) };
+    let ([n], [stride]) = (numbers.shape(), numbers.strides());
+    match (0..n).map(|i| (i, values[i * stride as usize])).find(|(_, number)| *number as usize >= limit) {
+        None => Ok(()),
+        Some((i, number)) => Err(bad_argument(op, name, format!("numbers below {limit}"), format!("{number} at {i}"))),
+    }
 }

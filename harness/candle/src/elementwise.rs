@@ -4,7 +4,7 @@ use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::{self, FloatElement, swiglu as kernel};
 use tilewright::trace::span;
 
-use crate::check::{expect_shape, same_kind};
+use crate::check::{bad_argument, expect_shape, same_kind};
 use crate::for_float_type;
 use crate::graph::{record1, record2};
 use crate::memory::{Elem, OutputAlloc, Read, kernel_error, with_rows};
@@ -32,6 +32,9 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
 
 fn halves(x: &Tensor) -> Result<(Tensor, Tensor)> {
     let x = crate::linear::as_rows(x)?;
+    if !x.dim(1)?.is_multiple_of(2) {
+        return Err(bad_argument("swiglu", "x", "an even number of columns", format!("the shape {:?}", x.dims())));
+    }
     let d = x.dim(1)? / 2;
     Ok((x.narrow(1, 0, d)?, x.narrow(1, d, d)?))
 }
@@ -55,6 +58,10 @@ pub fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor) -> Res
     let (a, b, grad) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?, Read::<T>::new(grad)?);
     let a_rows = a.strided()?;
     let [rows, d] = a_rows.shape();
+    if grad.rows()?.shape() != [rows, d] {
+        let (expected, found) = (format!("{rows} rows of {d} elements"), format!("{:?}", grad.rows()?.shape()));
+        return Err(bad_argument("swiglu", "the gradient", expected, found));
+    }
     let [grad_a, grad_b] = grad_x.columns([rows, 2 * d], [0..d, d..2 * d])?;
     kernel::backward(a.device(), a_rows, b.strided()?, grad.rows()?, grad_a, grad_b).map_err(kernel_error)?;
     Ok(grad_x.into_tensor(shape))

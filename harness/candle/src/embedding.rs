@@ -5,7 +5,7 @@ use half::bf16;
 use tilewright::kernels::{FloatElement, embedding as kernel};
 use tilewright::trace::span;
 
-use crate::check::{bad_argument, expect_dtype, same_device};
+use crate::check::{bad_argument, expect_below, expect_dtype, same_device};
 use crate::convert::convert;
 use crate::for_float_type;
 use crate::graph::record1;
@@ -30,6 +30,7 @@ pub fn embedding(ids: &Tensor, table: &impl Weight, dtype: DType) -> Result<Tens
     };
     let shape: Vec<usize> = ids.dims().iter().chain([&d]).copied().collect();
     let ids = ids.flatten_all()?.contiguous()?;
+    expect_below("embedding", "ids", &ids, vocabulary)?;
     let table_use = WeightUse::begin(table);
     for_float_type!(dtype, "embedding", T => {
         let rows = table.value(dtype)?.contiguous()?.index_select(&ids, 0)?;
@@ -77,6 +78,12 @@ pub fn add_gradient<T: Elem + FloatElement>(
 
 fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &Tensor) -> Result<()> {
     let [vocabulary, d] = [grad_table.dim(0)?, grad_table.dim(1)?];
+    if grad.dims().last() != Some(&d) || grad.elem_count() != ids.elem_count() * d {
+        let (expected, found) = (format!("{} rows of {d} elements", ids.elem_count()), format!("{:?}", grad.dims()));
+        return Err(bad_argument("embedding", "the gradient", expected, found));
+    }
+    expect_below("embedding", "ids", &ids.flatten_all()?, vocabulary)?;
+    let grad = &grad.contiguous()?;
     let (ids, grad) = (Read::<u32>::new(ids)?, Read::<T>::new(grad)?);
     let (id_list, grad_rows) = (ids.view()?, grad.rows()?);
     write::<f32, ()>(grad_table, |device, mut target| {

@@ -254,6 +254,6 @@ custom_op!(CustomOp3, 3, (a, b, c), (la, lb, lc), (Option<Tensor>, Option<Tensor
 });
 
 /// Wraps storage as a tensor outside of the autograd graph.
-pub fn untracked(storage: Storage, shape: impl Into<Shape>) -> Tensor {
+fn untracked(storage: Storage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }

@@ -54,8 +54,8 @@ pub fn as_rows(x: &Tensor) -> Result<Tensor> {
         2 => Ok(x),
         0 => Err(candle_core::Error::Msg("expected a tensor with at least one dimension, found a scalar".into())),
         rank => {
-            let d = x.dims()[rank - 1];
-            x.reshape((x.elem_count() / d.max(1), d))
+            let (rows, d) = x.dims().split_at(rank - 1);
+            x.reshape((rows.iter().product::<usize>(), d[0]))
         }
     }
 }

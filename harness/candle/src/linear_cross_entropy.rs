@@ -4,11 +4,11 @@ use candle_core::{DType, Result, Tensor};
 use tilewright::kernels::FloatElement;
 use tilewright::trace::span;
 
-use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
+use crate::check::{bad_argument, expect_below, expect_dtype, expect_shape, same_device};
 use crate::for_float_type;
 use crate::graph::{grad_enabled, record2};
 use crate::linear::as_rows;
-use crate::loss::{self, expect_classes};
+use crate::loss;
 use crate::matmul::{matmul_into, multiply};
 use crate::memory::{Elem, OutputAlloc};
 use crate::weight::{Weight, WeightUse, label};
@@ -39,7 +39,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &impl Weight, targets: &Tensor) 
     expect_dtype(OP, "targets", targets, DType::U32)?;
     expect_shape(OP, "targets", targets, outer)?;
     let (rows, targets, w) = (as_rows(x)?, targets.flatten_all()?, weight.value(x.dtype())?);
-    expect_classes(OP, &targets, w.dim(0)?)?;
+    expect_below(OP, "targets", &targets, w.dim(0)?)?;
     let weight_use = WeightUse::begin(weight);
     let tracked = [x.track_op(), weight_use.needs_grad(weight.graph_input())].map(|needed| needed && grad_enabled());
     for_float_type!(x.dtype(), OP, T => {

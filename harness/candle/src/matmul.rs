@@ -10,7 +10,7 @@ use tilewright::ViewMut;
 use tilewright::trace::span;
 
 use crate::check::same_device;
-use crate::memory::{Elem, OutputAlloc, Read, for_float_type, write};
+use crate::memory::{Elem, OutputAlloc, Read, for_float_type, same_storage, write};
 
 thread_local! {
     static RESERVED_SMS: Cell<u32> = const { Cell::new(0) };
@@ -46,6 +46,9 @@ impl GemmShape {
             return Err(candle_core::Error::Msg(format!("cannot multiply {} by {}", say(a), say(b))));
         }
         same_device("matmul", a, "b", b)?;
+        if m.checked_mul(n).is_none() {
+            return Err(candle_core::Error::Msg(format!("a matmul with {m} rows and {n} columns is too large")));
+        }
         Ok(GemmShape { m, k, n })
     }
 }
@@ -154,6 +157,9 @@ pub fn matmul_into(c: &Tensor, a: &Tensor, b: &Tensor, accumulate: bool) -> Resu
         )));
     }
     same_device("matmul", a, "c", c)?;
+    // c is locked while it is written: operands in its memory are copied first.
+    let apart = |x: &Tensor| if same_storage(x, c) { x.force_contiguous() } else { Ok(x.clone()) };
+    let (a, b) = (&apart(a)?, &apart(b)?);
     for_float_type!(a.dtype(), "a matmul", T => match c.dtype() {
         DType::F32 => matmul_write::<T, f32>(c, a, b, shape, accumulate),
         same if same == a.dtype() => matmul_write::<T, T>(c, a, b, shape, accumulate),

@@ -284,6 +284,12 @@ fn row_strides(layout: &Layout) -> Option<([usize; 2], [i64; 2])> {
     Some(([rows, d], [by_row.unwrap_or(d.max(1)), by_element].map(|stride| stride as i64)))
 }
 
+/// Whether both tensors are in the same memory: an op that writes one waits for ever for a [`Read`] of the other.
+pub(crate) fn same_storage(a: &Tensor, b: &Tensor) -> bool {
+    let address = |x: &Tensor| std::ptr::from_ref::<Storage>(&x.storage_and_layout().0) as usize;
+    address(a) == address(b)
+}
+
 /// The tensor itself if [`Read::rows`] takes it, else a contiguous copy with the gradient of candle's copy.
 ///
 /// # Errors
@@ -417,27 +423,34 @@ impl<T: Elem> OutputAlloc<T> {
         let whole = self.view()?;
         let inside = |StridedColumns { shape, strides, columns }: &StridedColumns<R>| {
             // A stride that is a multiple of d moves to another row, any other stride along a row.
-            let (mut down, mut along) = (0, 0);
+            let (mut down, mut along) = (0_usize, 0_usize);
             for (&n, &stride) in shape.iter().zip(strides) {
                 let (stride, steps) = (stride.unsigned_abs() as usize, n.saturating_sub(1));
-                if d > 0 && stride.is_multiple_of(d) { down += steps * (stride / d) } else { along += steps * stride }
+                let (sum, stride) = match d > 0 && stride.is_multiple_of(d) {
+                    true => (&mut down, stride / d),
+                    false => (&mut along, stride),
+                };
+                *sum = sum.saturating_add(steps.saturating_mul(stride));
             }
             columns.end <= d && along < columns.len() && down < rows && strides.iter().all(|&s| s > 0)
         };
         let disjoint = |a: &Range<usize>, b: &Range<usize>| a.end <= b.start || b.end <= a.start;
         let apart = (0..N).all(|i| (0..i).all(|j| disjoint(&parts[i].columns, &parts[j].columns)));
-        let fits = rows * d <= whole.len() && apart && parts.iter().all(inside);
+        let fits =
+            rows.checked_mul(d).is_some_and(|elements| elements <= whole.len()) && apart && parts.iter().all(inside);
         if !fits && !whole.is_empty() {
             let message = format!("{parts:?} are not disjoint parts of a matrix of {rows} rows and {d} columns");
             return Err(candle_core::Error::Msg(message));
         }
         let mut tensors = Vec::with_capacity(N);
         for StridedColumns { shape, strides, columns } in parts {
-            let address = whole.address() + (columns.start * size_of::<T>()) as u64;
+            // Parts of no elements can begin anywhere.
+            let start = columns.start.min(whole.len());
+            let address = whole.address() + (start * size_of::<T>()) as u64;
             // SAFETY: `whole` borrows these elements exclusively while the parts live, and the check above ensures that
             // no element is in two of them: rows and columns are those of one matrix, and the ranges of columns are
             // disjoint.
-            let view = unsafe { ViewMut::from_address(device, address, whole.len().saturating_sub(columns.start)) };
+            let view = unsafe { ViewMut::from_address(device, address, whole.len() - start) };
             tensors.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
         }
         <[_; N]>::try_from(tensors).map_err(|_| {
@@ -480,7 +493,7 @@ impl<T: Elem> OutputAlloc<T> {
 }
 
 /// Calls `f` with a mutable view of the elements of a contiguous tensor. The whole storage of the tensor is locked
-/// during the call: `f` must not access another view of it.
+/// during the call: `f` must not access another view of it, which would wait for ever.
 ///
 /// # Errors
 /// A tensor of another dtype, a tensor that is not contiguous, and those of `f`.

@@ -46,8 +46,9 @@ fn check(op: &str, x: &Tensor, weights: &[(&str, &dyn Weight)], eps: f64) -> Res
         }
         same_device(op, x, &name, weight.graph_input())?;
     }
-    if !(eps >= 0.0 && eps.is_finite()) {
-        return Err(bad_argument(op, "eps", "a finite number of at least 0", eps));
+    // A number that is 0 in f32, where kernels add it, would not do what it is for.
+    if !(eps >= 0.0 && (eps as f32).is_finite() && (eps as f32 > 0.0 || eps == 0.0)) {
+        return Err(bad_argument(op, "eps", "0, or a positive finite number in f32", eps));
     }
     with_rows(x)
 }

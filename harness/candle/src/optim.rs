@@ -1,5 +1,6 @@
 //! AdamW with one kernel launch per parameter, in place of candle-nn's, which runs about 15 ops per parameter.
 
+use std::collections::HashSet;
 use std::sync::PoisonError;
 
 use candle_core::backprop::GradStore;
@@ -10,7 +11,7 @@ use tilewright::trace::span;
 
 use crate::check::{expect_shape, same_device};
 use crate::for_float_type;
-use crate::memory::{Elem, Read, kernel_error, write};
+use crate::memory::{Elem, Read, kernel_error, same_storage, write};
 
 /// AdamW over candle variables, as `candle_nn::AdamW`: the same options and the same update.
 ///
@@ -49,7 +50,9 @@ impl FusedAdamW {
     }
 
     fn with_names(variables: impl Iterator<Item = (String, Var)>, options: ParamsAdamW) -> Result<FusedAdamW> {
-        let variables = variables.filter(|(_, var)| var.dtype().is_float());
+        // A variable that is there twice, as that of tied weights, has one update per step.
+        let mut seen = HashSet::new();
+        let variables = variables.filter(|(_, var)| var.dtype().is_float() && seen.insert(var.as_tensor().id()));
         let params = variables.map(|(name, var)| Param::new(name, var)).collect::<Result<_>>()?;
         let optimizer = FusedAdamW { params, options, steps: 0 };
         // Checks the options.
@@ -108,7 +111,9 @@ impl Param {
         if self.var.dtype() != DType::F32 && self.master.is_none() {
             self.master = Some(self.var.as_detached_tensor().to_dtype(DType::F32)?);
         }
-        let gradient = gradient.contiguous()?;
+        // The variable is locked while it is written.
+        let shared = same_storage(gradient, self.var.as_tensor());
+        let gradient = if shared { gradient.force_contiguous()? } else { gradient.contiguous()? };
         for_float_type!(gradient.dtype(), op, G => self.step_typed::<G>(&gradient, t, options))
     }
 
@@ -154,6 +159,7 @@ impl Optimizer for FusedAdamW {
     fn step(&mut self, grads: &GradStore) -> Result<()> {
         let _span = span("adamw");
         let options = self.kernel_options();
+        options.rates_at_step(self.steps + 1).map_err(kernel_error)?;
         let gradient_of = |param: &Param| grads.get(param.var.as_tensor());
         // Before the first update: a step that is refused changes nothing.
         self.params.iter().try_for_each(|param| gradient_of(param).map_or(Ok(()), |gradient| param.check(gradient)))?;

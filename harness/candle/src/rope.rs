@@ -29,6 +29,10 @@ impl Rope {
     /// # Errors
     /// An odd `d`; a base that is not a positive finite number.
     pub fn new(d: usize, base: f64, max_length: usize, device: &Device) -> Result<Rope> {
+        // Before memory is allocated for it. The kernel has a lower limit.
+        if d > 1 << 20 {
+            return Err(bad_argument("rope", "d", "a head dimension of at most 2048", d));
+        }
         if !d.is_multiple_of(2) {
             let message = format!("rope rotates pairs of elements: expected an even head dimension, found {d}");
             return Err(candle_core::Error::Msg(message));
@@ -61,8 +65,9 @@ impl Rope {
 
     /// Computes tables of cosines and sines, for [`Rope::apply_unfused`].
     pub fn with_tables(self) -> Result<Rope> {
-        let positions =
-            Tensor::arange(0_u32, self.max_length as u32, self.frequencies.device())?.to_dtype(DType::F64)?;
+        let max_length = u32::try_from(self.max_length)
+            .map_err(|_| bad_argument("rope", "max_length", "a number below 2³²", self.max_length))?;
+        let positions = Tensor::arange(0_u32, max_length, self.frequencies.device())?.to_dtype(DType::F64)?;
         let angles = positions.unsqueeze(1)?.matmul(&self.frequencies.unsqueeze(0)?)?;
         let [cos, sin] = [angles.cos()?, angles.sin()?].map(|table| table.to_dtype(DType::F32));
         Ok(Rope { tables: Some((cos?, sin?)), ..self })

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, IndexOp, Module, Result, Tensor, Var};
 use candle_nn::{Activation, VarBuilder, VarMap};
 use tilewright_candle::graph::{record1, record2, record3};
+use tilewright_candle::matmul::matmul_into;
 use tilewright_candle::memory::OutputAlloc;
 use tilewright_candle::nn::{AttentionConfig, attention};
 use tilewright_candle::{self as ours, AttentionOptions, Epilogue, Rope};
@@ -51,11 +52,11 @@ fn wrong_dtypes() {
     fails(ours::embedding(&zeros(&[2], DType::U32), &x, DType::BF16), &["bf16", "f32"]);
     fails(ours::cross_entropy(&x, &zeros(&[2], DType::I64)), &["cross_entropy", "targets", "u32", "i64"]);
     let outside = Tensor::new(&[3_u32, 4], &Device::Cpu).unwrap();
-    fails(ours::cross_entropy(&x, &outside), &["cross_entropy", "targets", "classes below 4", "4 in row 1"]);
-    fails(ours::cross_entropy_rows(&x, &outside), &["cross_entropy", "4 in row 1"]);
+    fails(ours::cross_entropy(&x, &outside), &["cross_entropy", "targets", "numbers below 4", "4 at 1"]);
+    fails(ours::cross_entropy_rows(&x, &outside), &["cross_entropy", "4 at 1"]);
     fails(
         ours::linear_cross_entropy(&x, &x.pad_with_zeros(0, 0, 2).unwrap(), &outside),
-        &["linear_cross_entropy", "4 in row 1"],
+        &["linear_cross_entropy", "4 at 1"],
     );
     let q = f32s(&[1, 2, 3, 4]);
     let slopes = |slopes: &Tensor| {
@@ -210,4 +211,44 @@ fn gradients_of_rows_without_elements() {
     let x = Var::from_tensor(&f32s(&[2, 0])).unwrap();
     let gradients = ours::swiglu(&x).unwrap().sum_all().unwrap().backward().unwrap();
     assert_eq!(gradients.get(&x).map(|g| g.dims().to_vec()), Some(vec![2, 0]));
+}
+
+/// Operands in the memory of the result of an in-place matmul are read as they were.
+#[test]
+fn a_matmul_into_one_of_its_operands() {
+    let values = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let a = Tensor::arange(0_f32, 9.0, &Device::Cpu).unwrap().reshape((3, 3)).unwrap();
+    let (a_before, b) = (a.copy().unwrap(), a.affine(0.5, 1.0).unwrap());
+    matmul_into(&a, &a, &b, false).unwrap();
+    assert_eq!(values(&a), values(&a_before.matmul(&b).unwrap()));
+    let before = a.copy().unwrap();
+    matmul_into(&a, &b, &a.t().unwrap(), true).unwrap();
+    assert_eq!(values(&a), values(&(b.matmul(&before.t().unwrap()).unwrap() + before).unwrap()));
+}
+
+#[test]
+fn huge_and_odd_arguments() {
+    let cpu = &Device::Cpu;
+    fails(Rope::new(usize::MAX - 1, 1e4, 8, cpu), &["rope", "d", "2048"]);
+    fails(Rope::new(4, 1e4, usize::MAX, cpu).unwrap().with_tables(), &["rope", "max_length"]);
+    fails(tilewright_candle::matmul::multiply(&f32s(&[1 << 40, 0]), &f32s(&[0, 1 << 40])), &["matmul", "too large"]);
+    let mut memory = OutputAlloc::<f32>::new(cpu, 4).unwrap();
+    assert!(memory.columns([usize::MAX, 2], [0..1, 1..2]).is_err());
+    assert!(memory.columns([2, 2], [0..1, 1..usize::MAX]).is_err());
+    fails(ours::rms_norm(&f32s(&[1, 2]), &f32s(&[2]), 1e-46), &["rms_norm", "eps", "positive"]);
+    let ids = Tensor::new(&[0_u32, u32::MAX], cpu).unwrap();
+    fails(ours::embedding(&ids, &f32s(&[2, 3]), DType::F32), &["embedding", "ids", "numbers below 2", "at 1"]);
+    fails(
+        ours::flash_attention(
+            &f32s(&[1, 2, 3, 4]),
+            &f32s(&[1, 2, 3, 4]),
+            &f32s(&[1, 2, 3, 4]),
+            &AttentionOptions::new(true).with_alibi_slopes(f32s(&[2, 1])),
+        ),
+        &["alibi_slopes", "[2]", "[2, 1]"],
+    );
+    let grad = f32s(&[2, 1]);
+    fails(tilewright_candle::elementwise::swiglu_backward::<f32>(&f32s(&[2, 6]), &grad), &["swiglu", "gradient"]);
+    let y = ours::linear(&f32s(&[2, 3, 0]), &f32s(&[4, 0])).unwrap();
+    assert_eq!(y.flatten_all().unwrap().to_vec1::<f32>().unwrap(), [0.0; 24]);
 }

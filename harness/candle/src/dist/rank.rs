@@ -34,7 +34,7 @@ use super::secret::{Access, Secret};
 pub const PORT: u16 = 29500;
 
 /// Upper bound of the world size: every rank allocates lists with an entry per rank.
-const MAX_WORLD: usize = 1 << 20;
+pub(crate) const MAX_WORLD: usize = 1 << 20;
 
 /// Rank and world size of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]

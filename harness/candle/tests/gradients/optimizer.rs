@@ -80,6 +80,32 @@ fn variables_that_were_set_are_reloaded() {
     }
 }
 
+/// Tied weights have two names and one variable: one update per step. A gradient in the variable's own memory is read
+/// before it is overwritten.
+#[test]
+fn one_variable_under_two_names() {
+    let var = Var::from_tensor(&Tensor::new(&[1.0_f32, -2.0], &Device::Cpu).unwrap()).unwrap();
+    let other = Var::from_tensor(&var.as_tensor().copy().unwrap()).unwrap();
+    let mut ours = FusedAdamW::new(vec![var.clone(), var.clone()], options()).unwrap();
+    let mut theirs = candle_nn::AdamW::new(vec![other.clone()], options()).unwrap();
+    let step = |var: &Var| {
+        let mut gradients = var.sum_all().unwrap().backward().unwrap();
+        gradients.insert(var, var.as_tensor().clone());
+        gradients
+    };
+    for _ in 0..3 {
+        ours.step(&step(&var)).unwrap();
+        theirs.step(&step(&other)).unwrap();
+        assert_close("tied", &var, &other, 1e-6);
+    }
+    ours.set_learning_rate(f64::NAN);
+    ours.step(&step(&var)).unwrap_err();
+    ours.set_learning_rate(options().lr);
+    ours.step(&step(&var)).unwrap();
+    theirs.step(&step(&other)).unwrap();
+    assert_close("after a refused step", &var, &other, 1e-6);
+}
+
 #[test]
 fn a_refused_step_changes_nothing() {
     let [a, b] = [2.0_f32, 3.0].map(|x| Var::from_tensor(&Tensor::full(x, 4, &Device::Cpu).unwrap()).unwrap());

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._modifiers import check
+from ._native import Error
 from ._registration import kernel, Op
 from ._shared import autocast_to_narrow, expect_numbers, expect_tensors, heads_like, precision_code
 

@@ -13,6 +13,7 @@ use super::call::{Call, Dtype, Op};
 use super::error::{CommError, Result};
 use super::host_reduce::{Accumulator, SEGMENT, chunk};
 use super::{Communicator, Options};
+use crate::dist::rank::MAX_WORLD;
 
 /// Returns communicators of `world` ranks in this process, by rank; each is to be used on its own thread.
 ///
@@ -21,6 +22,9 @@ use super::{Communicator, Options};
 pub fn threads(world: usize, options: Options) -> Result<Vec<Communicator>> {
     if world == 0 {
         return Err(CommError::Setup("the world size has to be at least 1".into()));
+    }
+    if world > MAX_WORLD {
+        return Err(CommError::Setup(format!("the world size is {world}: expected a number up to {MAX_WORLD}")));
     }
     let shared =
         Arc::new(SharedState { world, state: Mutex::new(CollectiveState::new(world)), changed: Condvar::new() });
