@@ -172,7 +172,8 @@ pub struct Read<'t, T: Elem> {
 }
 
 impl<'t, T: Elem> Read<'t, T> {
-    /// Borrows `tensor`: nothing can write it while the borrow lives.
+    /// Borrows `tensor`: nothing can write it while the borrow lives. Once another thread waits to write it, a second borrow
+    /// of the same memory waits for that thread, and the thread for the first one: order writes with ops that read.
     ///
     /// # Errors
     /// The tensor has another dtype.
