@@ -16,7 +16,8 @@ use crate::memory::{Elem, Read, kernel_error, same_storage, write};
 /// AdamW over candle variables, as `candle_nn::AdamW`: the same options and the same update.
 ///
 /// Moments are f32. A bf16 or f16 variable has an f32 copy (master weights) from the first step on, which is updated; the
-/// variable is the copy, rounded ([`FusedAdamW::reload`] after setting it later). A variable without a gradient in a step is left as it is.
+/// variable is the copy, rounded ([`FusedAdamW::reload`] after setting it later). A variable without a gradient in a step
+/// is left as it is. Moments and the number of the step cannot be saved.
 #[derive(Debug)]
 pub struct FusedAdamW {
     params: Vec<Param>,
