@@ -25,10 +25,11 @@ def cargo(*arguments):
 
 def crates():
     """Packages that are linked into the extension module, without our own and without procedural macros."""
-    edges = ["--edges=normal,no-proc-macro", "--target=x86_64-unknown-linux-gnu", "--prefix=none"]
+    target = "x86_64-unknown-linux-gnu"
+    edges = ["--edges=normal,no-proc-macro", f"--target={target}", "--prefix=none"]
     tree = cargo("tree", "--locked", "--package=tilewright-python", *edges, "--format={p}")
     linked = {tuple(line.split()[:2]) for line in tree.splitlines()}
-    packages = json.loads(cargo("metadata", "--format-version=1", "--locked"))["packages"]
+    packages = json.loads(cargo("metadata", "--format-version=1", "--locked", f"--filter-platform={target}"))["packages"]
     found = [x for x in packages if x["source"] and (x["name"], "v" + x["version"]) in linked]
     return sorted(found, key=lambda package: (package["name"], package["version"]))
 
