@@ -96,7 +96,7 @@ impl AnyOutput {
     }
 
     pub fn into_tensor(self) -> Tensor {
-        untracked(self.storage, self.shape)
+        Tensor::from_storage(self.storage, self.shape, BackpropOp::none(), false)
     }
 }
 
@@ -252,8 +252,3 @@ custom_op!(CustomOp2, 2, (a, b), (la, lb), (Option<Tensor>, Option<Tensor>), |gr
 custom_op!(CustomOp3, 3, (a, b, c), (la, lb, lc), (Option<Tensor>, Option<Tensor>, Option<Tensor>), |gradients| {
     gradients.into()
 });
-
-/// Wraps storage as a tensor outside of the autograd graph.
-fn untracked(storage: Storage, shape: impl Into<Shape>) -> Tensor {
-    Tensor::from_storage(storage, shape, BackpropOp::none(), false)
-}

@@ -55,6 +55,25 @@ pub struct Torch {
     dtypes: Vec<(Py<PyAny>, Dtype)>,
 }
 
+/// Element types by the names that PyTorch and NumPy have for them.
+pub const DTYPES: [(&str, Dtype); 15] = [
+    ("bool", Dtype::Bool),
+    ("int8", Dtype::I8),
+    ("int16", Dtype::I16),
+    ("int32", Dtype::I32),
+    ("int64", Dtype::I64),
+    ("uint8", Dtype::U8),
+    ("uint16", Dtype::U16),
+    ("uint32", Dtype::U32),
+    ("uint64", Dtype::U64),
+    ("float8_e4m3fn", Dtype::F8E4M3),
+    ("float8_e5m2", Dtype::F8E5M2),
+    ("float16", Dtype::F16),
+    ("bfloat16", Dtype::Bf16),
+    ("float32", Dtype::F32),
+    ("float64", Dtype::F64),
+];
+
 /// PyTorch, if the program has imported it.
 ///
 /// # Errors
@@ -68,23 +87,6 @@ pub fn torch(py: Python<'_>) -> PyResult<Option<&Torch>> {
     let Some(module) = modules.cast::<PyDict>()?.get_item("torch")? else { return Ok(None) };
     // While PyTorch is being imported there are no tensors.
     let Ok(tensor) = module.getattr("Tensor") else { return Ok(None) };
-    const DTYPES: [(&str, Dtype); 15] = [
-        ("bool", Dtype::Bool),
-        ("int8", Dtype::I8),
-        ("int16", Dtype::I16),
-        ("int32", Dtype::I32),
-        ("int64", Dtype::I64),
-        ("uint8", Dtype::U8),
-        ("uint16", Dtype::U16),
-        ("uint32", Dtype::U32),
-        ("uint64", Dtype::U64),
-        ("float8_e4m3fn", Dtype::F8E4M3),
-        ("float8_e5m2", Dtype::F8E5M2),
-        ("float16", Dtype::F16),
-        ("bfloat16", Dtype::Bf16),
-        ("float32", Dtype::F32),
-        ("float64", Dtype::F64),
-    ];
     let of_name = |name: &str| module.getattr(name).ok().map(Bound::unbind);
     let dtypes: Vec<_> = DTYPES.iter().filter_map(|(name, dtype)| Some((of_name(name)?, *dtype))).collect();
     // It defines its class of tensors before their types.

@@ -43,7 +43,7 @@ struct Versioned {
 }
 
 const READ_ONLY: u64 = 1;
-/// The producer made a copy for this tensor: what is written there reaches nobody.
+/// The producer made a copy for this tensor: what is written there is lost.
 const IS_COPIED: u64 = 2;
 
 const VERSION_0: &CStr = c"dltensor";

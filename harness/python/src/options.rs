@@ -8,7 +8,9 @@ use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
 use tilewright::codegen::pipeline::MAX_REGISTERS;
 use tilewright::codegen::target::CompileOptions;
+use tilewright::kernel::ir_dtype;
 
+use crate::array::DTYPES;
 use crate::call::shown;
 
 /// A number of the type `dtype` for the argument `name`.
@@ -91,23 +93,8 @@ pub fn constant(def: &KernelDef, name: &str, ty: &str, value: &Bound<'_, PyAny>)
 /// The element type with this name, as kernels write it (`bf16`) or as NumPy and PyTorch do (`torch.bfloat16`).
 fn dtype_of(name: &str) -> Option<DType> {
     let name = name.trim_start_matches("<class 'numpy.").trim_end_matches("'>").trim_start_matches("torch.");
-    DType::from_name(match name {
-        "float64" => "f64",
-        "float32" => "f32",
-        "float16" => "f16",
-        "bfloat16" => "bf16",
-        "float8_e4m3fn" => "f8e4m3",
-        "float8_e5m2" => "f8e5m2",
-        "int64" => "i64",
-        "int32" => "i32",
-        "int16" => "i16",
-        "int8" => "i8",
-        "uint8" => "u8",
-        "uint16" => "u16",
-        "uint32" => "u32",
-        "uint64" => "u64",
-        other => other,
-    })
+    let by_name = || DTYPES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| ir_dtype(*dtype));
+    DType::from_name(name).or_else(by_name)
 }
 
 /// The element types of the type parameters that `types` gives: a name for all, or a dict from parameter to name.

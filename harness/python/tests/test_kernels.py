@@ -120,8 +120,10 @@ def test_arrays_that_kernels_cannot_use():
     named = softmax_arguments()
     named["x"] = named["x"][::-1]
     named["x_stride_rows"] = -100
-    with pytest.raises(tw.Error, match="out of bounds|cannot prove"):
+    with pytest.raises(tw.Error, match="out of bounds|cannot prove") as error:
         tw.launch("softmax_rows", **named, **CONSTANTS, grid=10)
+    # Python's way, not Rust's.
+    assert "`unchecked=True`" in str(error.value) and "LaunchConfig" not in str(error.value)
 
 
 def test_compile_for_gpus_without_a_gpu():

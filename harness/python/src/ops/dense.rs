@@ -252,13 +252,19 @@ fn adamw(
         let call = Call::new(py, "adamw", &[("g", g)], &outputs)?;
         updates.push((call, arrays, compute));
     }
-    without_gil(py, || {
-        updates.iter().try_for_each(|(call, arrays, compute)| update(*call, arrays, compute.as_ref(), t, &options))
-    })
+    without_gil(py, || update_all(&updates, t, &options))
 }
 
-/// Checks the arguments of [`update`], so that a step of several parameters is refused before the first update.
-pub fn expect_update(call: Call, [p, m, v, g]: &[Array; 4], compute: Option<&Array>) -> tilewright::Result<()> {
+/// One parameter of a step of AdamW: p, m, v and g, and compute weights.
+pub type Update = (Call, [Array; 4], Option<Array>);
+
+/// Applies a step of AdamW to all parameters, or to none if the arguments of one are wrong.
+pub fn update_all(updates: &[Update], t: u64, options: &adam::Options) -> tilewright::Result<()> {
+    updates.iter().try_for_each(|(call, arrays, compute)| expect_update(*call, arrays, compute.as_ref()))?;
+    updates.iter().try_for_each(|(call, arrays, compute)| update(*call, arrays, compute.as_ref(), t, options))
+}
+
+fn expect_update(call: Call, [p, m, v, g]: &[Array; 4], compute: Option<&Array>) -> tilewright::Result<()> {
     for (name, array) in
         [("p", p), ("m", m), ("v", v), ("g", g)].into_iter().chain(compute.map(|c| ("compute_weights", c)))
     {
@@ -286,16 +292,14 @@ pub fn expect_update(call: Call, [p, m, v, g]: &[Array; 4], compute: Option<&Arr
     Ok(())
 }
 
-/// Applies a step of AdamW to one parameter: p, m, v and g, and compute weights.
-pub fn update(
+/// Applies a step to one parameter, whose arguments were checked.
+fn update(
     call: Call,
-    arrays: &[Array; 4],
+    [p, m, v, g]: &[Array; 4],
     compute: Option<&Array>,
     t: u64,
     options: &adam::Options,
 ) -> tilewright::Result<()> {
-    expect_update(call, arrays, compute)?;
-    let [p, m, v, g] = arrays;
     let state =
         AdamState { p: p.view_mut(call.arg("p"))?, m: m.view_mut(call.arg("m"))?, v: v.view_mut(call.arg("v"))? };
     for_float_type!(g.dtype, call.arg("g"), G => {

@@ -448,12 +448,6 @@ fn adamw_(arguments: &mut Arguments) -> PyResult<Results> {
         };
         updates.push((call, arrays, compute));
     }
-    guarded(|| {
-        let mut checked = updates.iter();
-        checked.try_for_each(|(call, arrays, compute)| dense_ops::expect_update(*call, arrays, compute.as_ref()))?;
-        let mut updates = updates.iter();
-        updates
-            .try_for_each(|(call, arrays, compute)| dense_ops::update(*call, arrays, compute.as_ref(), step, &options))
-    })?;
+    guarded(|| dense_ops::update_all(&updates, step, &options))?;
     Ok(Results::new())
 }
