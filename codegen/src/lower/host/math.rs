@@ -19,7 +19,7 @@ pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> Str
         return libm(w, op.name(), lanes, x);
     }
     let vty = vector("float", lanes);
-    define(w, op, lanes, "alwaysinline #0");
+    define(w, op, lanes, None, "alwaysinline #0");
     w.call(&vty, &name(op, lanes), &[(&vty, x)])
 }
 
@@ -36,24 +36,25 @@ pub fn small_argument_name(op: UnaryOp) -> String {
 }
 
 /// The definitions of `@math.NAME.1` for these functions (for sine and cosine, also of [`small_argument_name`]) and
-/// their declarations, for lowerings with another writer. With `f8`, also the conversions of
-/// [`define_f8`](super::repr::define_f8). `attributes` is the attribute group of the definitions.
-pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
+/// their declarations, for a GPU: exponentials are `ex2.approx`. With `f8`, also the conversions of
+/// [`define_f8`](super::repr::define_f8). `attributes` is the attribute group of the definitions, `asm` that of assembly
+/// that computes.
+pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str, asm: &'static str) -> String {
     let mut w = Writer::new();
     for &op in ops {
         if let UnaryOp::Sin | UnaryOp::Cos = op {
             let signature =
                 format!("define internal float {}(float %x) alwaysinline {attributes}", small_argument_name(op));
             w.function(&small_argument_name(op), &signature, |w| {
-                let mut m = Lanes { w, lanes: 1 };
+                let mut m = Lanes { w, lanes: 1, gpu: Some(asm) };
                 let (r, quadrant) = m.reduce_cody_waite("%x");
                 let result = m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos);
                 m.w.line(format!("ret float {result}"));
             });
             // Large arguments are rare, and their code is long.
-            define(&mut w, op, 1, &format!("noinline cold {attributes}"));
+            define(&mut w, op, 1, Some(asm), &format!("noinline cold {attributes}"));
         } else {
-            define(&mut w, op, 1, &format!("alwaysinline {attributes}"));
+            define(&mut w, op, 1, Some(asm), &format!("alwaysinline {attributes}"));
         }
     }
     if f8 {
@@ -62,13 +63,13 @@ pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     w.finish("")
 }
 
-/// Defines the function on `lanes` lanes, once.
-fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str) {
+/// Defines the function on `lanes` lanes, once. `gpu`: as in [`Lanes`].
+fn define(w: &mut Writer, op: UnaryOp, lanes: usize, gpu: Option<&'static str>, attributes: &str) {
     let name = name(op, lanes);
     let vty = vector("float", lanes);
     let signature = format!("define internal {vty} {name}({vty} %x) {attributes}");
     w.function(&name, &signature, |w| {
-        let mut m = Lanes { w, lanes };
+        let mut m = Lanes { w, lanes, gpu };
         let result = match op {
             UnaryOp::Exp => m.exp("%x"),
             UnaryOp::Exp2 => m.exp2("%x"),
@@ -114,6 +115,8 @@ fn libm(w: &mut Writer, function: &str, lanes: usize, x: &str) -> String {
 struct Lanes<'w> {
     w: &'w mut Writer,
     lanes: usize,
+    /// On a GPU, where instructions approximate functions: the attribute group of assembly that computes.
+    gpu: Option<&'static str>,
 }
 
 impl Lanes<'_> {
@@ -251,8 +254,25 @@ impl Lanes<'_> {
         self.scale(&p, &n)
     }
 
-    /// eˣ = 2ⁿ · eʳ with r = x − n ln 2, where ln 2 is split in two parts.
+    /// eˣ. By `ex2.approx`: 2^(x·log2 e), with the product in two parts, since the rounding error of a single product
+    /// would grow with x. Else 2ⁿ · eʳ with r = x − n ln 2, where ln 2 is split in two parts.
     fn exp(&mut self, x: &str) -> String {
+        /// log₂ e as f32, and its remainder.
+        const LOG2_E: (f32, f32) = (std::f32::consts::LOG2_E, 1.925_963_e-8);
+        if let Some(attributes) = self.gpu {
+            let [log2e, rest, ln2, limit] = [LOG2_E.0, LOG2_E.1, std::f32::consts::LN_2, 128.0].map(|c| self.c(c));
+            let high = self.f("fmul", x, &log2e);
+            let power = self.ex2(&high, attributes);
+            let minus = self.w.inst(format!("fneg float {high}"));
+            let low = self.fma(x, &log2e, &minus);
+            let low = self.fma(x, &rest, &low);
+            let low = self.f("fmul", &low, &ln2);
+            let exact = self.fma(&power, &low, &power);
+            // ∞ and 0 are exact already, and the correction would turn them into NaN.
+            let size = self.intrinsic("llvm.fabs", "float", &[&high]);
+            let is_finite = self.f("fcmp olt", &size, &limit);
+            return self.select(&is_finite, &exact, &power);
+        }
         let x = self.clamp(x, -105.0, 89.0);
         let log2e = self.c(std::f32::consts::LOG2_E);
         let scaled = self.f("fmul", &x, &log2e);
@@ -263,6 +283,10 @@ impl Lanes<'_> {
         let p = self
             .polynomial(&r, &[1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0]);
         self.scale(&p, &n)
+    }
+
+    fn ex2(&mut self, x: &str, attributes: &str) -> String {
+        self.w.inst(format!("call float asm \"ex2.approx.ftz.f32 $0, $1;\", \"=f,f\"(float {x}) {attributes}"))
     }
 
     /// The mantissa in [√½, √2) minus one, and the exponent as a float.
@@ -497,7 +521,13 @@ impl Lanes<'_> {
         let e = self.exp(&twice);
         let (one, two) = (self.c(1.0), self.c(2.0));
         let sum = self.f("fadd", &e, &one);
-        let quotient = self.f("fdiv", &two, &sum);
+        let quotient = match self.gpu {
+            // Two units in the last place; `fdiv` calls a subroutine.
+            Some(attributes) => self.w.inst(format!(
+                "call float asm \"div.full.f32 $0, $1, $2;\", \"=f,f,f\"(float {two}, float {sum}) {attributes}"
+            )),
+            None => self.f("fdiv", &two, &sum),
+        };
         let large = self.f("fsub", &one, &quotient);
         let large = self.intrinsic("llvm.copysign", "float", &[&large, x]);
         let s = self.f("fmul", x, x);
@@ -523,7 +553,15 @@ impl Lanes<'_> {
         let ty = self.ty("float");
         let minus = self.w.inst(format!("fneg {ty} {t}"));
         let r = self.fma(&r, &t, &minus);
-        let e = self.exp(&r);
+        // At most 0.2, so that the error of a product that is not split is small.
+        let e = match self.gpu {
+            Some(attributes) => {
+                let log2e = self.c(std::f32::consts::LOG2_E);
+                let scaled = self.f("fmul", &r, &log2e);
+                self.ex2(&scaled, attributes)
+            }
+            None => self.exp(&r),
+        };
         let one = self.c(1.0);
         let large = self.f("fsub", &one, &e);
         let large = self.intrinsic("llvm.copysign", "float", &[&large, x]);

@@ -302,7 +302,7 @@ impl Emitter {
             let _ = writeln!(out, "{line}");
         }
         out.push_str("}\n\n");
-        let math = crate::lower::host::math::definitions(&self.shared_math, self.f8, "#5");
+        let math = crate::lower::host::math::definitions(&self.shared_math, self.f8, "#5", "#2");
         // Declares each function once.
         let symbol = |line: &str| line.split_once('@').and_then(|(_, s)| s.split('(').next().map(str::to_string));
         let (more, math): (Vec<&str>, Vec<&str>) = math.lines().partition(|l| l.starts_with("declare"));
