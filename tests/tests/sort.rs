@@ -120,6 +120,49 @@ fn elements_move_as_in_plain_rust() {
     }
 }
 
+/// Gathers along rows whose elements one warp holds: of one column, of computed columns, and of fewer columns than there are.
+#[kernel]
+fn gathers_in_rows<T: Float>(x: In<T>, y: Out<T>, shift: i32) {
+    let place = arange(0, 8).expand_dims(1) * 128 + arange(0, 128).expand_dims(0);
+    let v = cumsum(load(x + place).to::<f32>(), axis = 1).to::<T>();
+    let (rows, columns) = (arange(0, 8).expand_dims(1), arange(0, 128).expand_dims(0));
+    store(y + arange(0, 8).expand_dims(1), gather(v, full::<i32>([8, 1], 127), axis = 1));
+    store(y + 8 + place, gather(v, columns * 3 + rows + shift, axis = 1));
+    let few = arange(0, 16).expand_dims(0);
+    store(y + 1032 + arange(0, 8).expand_dims(1) * 16 + few, gather(v, few * 7 - rows + shift, axis = 1));
+}
+
+fn check_gathers_in_rows<T: Element + tilewright::codegen::lang::Float>(of: fn(f32) -> T, value: fn(T) -> f32) {
+    let x: Vec<f32> = random(8 * 128, |n| (n % 3) as f32);
+    let mut sums = x.clone();
+    for row in sums.chunks_mut(128) {
+        (1..128).for_each(|i| row[i] += row[i - 1]);
+    }
+    let shift = 50;
+    let at = |row: usize, column: i32| sums[row * 128 + column.rem_euclid(128) as usize];
+    let mut want: Vec<f32> = (0..8).map(|row| at(row, 127)).collect();
+    want.extend((0..8 * 128).map(|i| at(i / 128, (i % 128 * 3 + i / 128) as i32 + shift)));
+    want.extend((0..8 * 16).map(|i| at(i / 16, (i % 16 * 7) as i32 - (i / 16) as i32 + shift)));
+    for device in devices() {
+        for num_warps in [1, 4, 8] {
+            let x = Buffer::from_slice(&device, &x.iter().map(|v| of(*v)).collect::<Vec<T>>()).unwrap();
+            let mut y = Buffer::<T>::poisoned(&device, want.len()).unwrap();
+            GathersInRows { x: &x, y: &mut y, shift }
+                .launch_with(&device, &LaunchConfig::new(1).num_warps(num_warps))
+                .unwrap();
+            let found: Vec<f32> = y.to_vec().unwrap().into_iter().map(value).collect();
+            assert_eq!(found, want, "{device} {num_warps}");
+        }
+    }
+}
+
+#[test]
+fn gathers_in_rows_pick_every_column() {
+    check_gathers_in_rows::<f32>(|x| x, |x| x);
+    check_gathers_in_rows::<f16>(f16::from_f32, f16::to_f32);
+    check_gathers_in_rows::<f64>(f64::from, |x| x as f32);
+}
+
 /// More comparisons than fit in registers at once: a loop over parts of the tile.
 #[kernel]
 fn many_bins(x: In<i32>, counts: Out<i32>) {

@@ -1,7 +1,7 @@
 //! Scratch: shared memory that an op needs while it runs, in addition to the buffers that the function allocates.
 
 use crate::ir::{DType, Elem, Func, Op, OpId, Value};
-use crate::layout::{Conversion, Dim, LinearLayout};
+use crate::layout::{Conversion, Dim, LaneGather, LinearLayout};
 
 /// Scratch of an op on tiles with layouts, in bytes.
 pub fn bytes(func: &Func, id: OpId) -> u32 {
@@ -16,7 +16,7 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
             _ => 0,
         },
         // The whole operand, in row-major order.
-        Op::Gather { .. } => {
+        Op::Gather { .. } if lane_gather(func, id).is_none() => {
             let ty = func.ty(data.operands[0]);
             layout(data.operands[0]).map_or(0, |_| (ty.numel() * ty.elem().map_or(64, Elem::bits).max(8) / 8) as u32)
         }
@@ -40,6 +40,21 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
         }
         _ => 0,
     }
+}
+
+/// How a gather exchanges elements by shuffles, where that takes less time than scratch memory: an element for each result
+/// and each register that may have it.
+pub fn lane_gather(func: &Func, id: OpId) -> Option<LaneGather> {
+    let data = func.op(id);
+    let Op::Gather { axis } = data.op else { return None };
+    let layout = |v: Value| func.ty(v).layout().map(|l| func.layout(l));
+    let (from, to) = (layout(data.operands[0])?, layout(data.results[0])?);
+    let gather = from.lane_gather(to, axis)?;
+    let is_constant = func.def_op(data.operands[1]).is_some_and(|op| matches!(func.op(op).op, Op::Constant { .. }));
+    let candidates = if is_constant { 1 } else { 1 << gather.register_bits.len() };
+    // A shuffle takes as long as a 4-byte access of shared memory. A barrier and the latency come on top of accesses.
+    let accesses = from.num_registers() + to.num_registers();
+    (to.num_registers() * candidates <= 2 * accesses).then_some(gather)
 }
 
 /// Scratch of a cross-warp reduction: a partial result per warp for each operand.

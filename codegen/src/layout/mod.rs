@@ -58,12 +58,13 @@
 //! result and maps the registers of the result to those of the operand.
 //!
 //! In reading order: `linear` (the map, its inverse, composition), `construct` and `shared` (constructors), `shape_ops`
-//! (shape operations), `convert` (conversions), `reduce`, `access` (vector widths), `matrix_move`, `text`, and `gf2`, the Gaussian
+//! (shape operations), `convert` (conversions), `reduce`, `gather`, `access` (vector widths), `matrix_move`, `text`, and `gf2`, the Gaussian
 //! elimination that they build on.
 
 mod access;
 mod construct;
 mod convert;
+mod gather;
 mod gf2;
 mod linear;
 mod matrix_move;
@@ -77,6 +78,7 @@ mod text;
 pub use access::VectorAccess;
 pub use construct::LayoutBuilder;
 pub use convert::{Conversion, LanePlan, Shuffle};
+pub use gather::LaneGather;
 pub use linear::{Basis, Dim, Index, IndexMap, InverseLayout, LayoutError, LinearLayout, MAX_RANK, Space, ThreadBases};
 pub use matrix_move::MatrixMove;
 pub use reduce::Reduction;

@@ -2,6 +2,7 @@
 
 mod construct;
 mod convert;
+mod gather;
 mod laws;
 mod matrix_move;
 mod reduce;

@@ -5,8 +5,9 @@ use super::memory::memory_type;
 use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
 use crate::analysis::access_layout::{async_copy_layout, async_copy_width};
+use crate::analysis::scratch;
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
-use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
+use crate::layout::{Conversion, Dim, LaneGather, LanePlan, LinearLayout, VectorAccess};
 use crate::target::GpuArch;
 use std::collections::HashMap;
 
@@ -325,7 +326,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Stores the operand to scratch memory in row-major order; each thread loads the elements that its indices pick.
+    /// Shuffles, where each element is in the warp that needs it; else stores the operand to scratch memory in row-major
+    /// order, and each thread loads the elements that its indices pick.
     pub(super) fn gather(&mut self, id: OpId, axis: usize) -> Result<()> {
         let data = self.func.op(id);
         let (source, index, result) = (data.operands[0], data.operands[1], data.results[0]);
@@ -333,6 +335,11 @@ impl Lowering<'_> {
             let help = "gather integer offsets instead, and add the base pointer to the result";
             return self.unsupported("`gather` of pointers is not supported", Some(help));
         };
+        if let Some(gather) = scratch::lane_gather(self.func, id) {
+            let picked = self.gather_in_warp(&gather, &self.regs(source), &self.regs(index), Elem::Num(elem));
+            self.set(result, picked);
+            return Ok(());
+        }
         let shape = self.func.ty(source).shape().to_vec();
         let from = self.tile_layout(source).clone();
         let order: Vec<usize> = (0..shape.len()).rev().collect();
@@ -366,6 +373,51 @@ impl Lowering<'_> {
         }
         self.set(result, picked);
         Ok(())
+    }
+
+    fn gather_in_warp(&mut self, gather: &LaneGather, source: &[Val], indices: &[Val], elem: Elem) -> Vec<Val> {
+        let ty = llvm_type(elem);
+        let own = self.e.hoist(format!("and i32 {}, {}", self.threads.lane, gather.kept_lanes));
+        let mut picked = Vec::new();
+        for (register, index) in indices.iter().enumerate() {
+            // The bit of the index as bit `to` of a number.
+            let moved_bit = |this: &mut Self, bit: u32, to: u32| match index.parse::<i64>() {
+                Ok(n) => ((n >> bit & 1) << to).to_string(),
+                Err(_) => {
+                    let shifted = this.e.inst(format!("lshr i32 {index}, {bit}"));
+                    let alone = this.e.inst(format!("and i32 {shifted}, 1"));
+                    this.e.inst(format!("shl i32 {alone}, {to}"))
+                }
+            };
+            let mut lane = own.clone();
+            for &(bit, to) in &gather.lane_bits {
+                let part = moved_bit(self, bit, to);
+                lane = self.e.inst(format!("or i32 {lane}, {part}"));
+            }
+            let choices: Vec<Val> = gather.register_bits.iter().map(|&(bit, _)| moved_bit(self, bit, 0)).collect();
+            let mut candidates = gather.candidates(register);
+            // Those of a constant index are known.
+            let known = choices.iter().enumerate().map(|(place, c)| Some(c.parse::<usize>().ok()? << place));
+            if let Some(known) = known.collect::<Option<Vec<usize>>>() {
+                candidates = vec![candidates[known.iter().sum::<usize>()]];
+            }
+            let mut found: Vec<Val> = candidates
+                .iter()
+                .map(|&r| match gather.lane_bits.is_empty() {
+                    true => source[r].clone(),
+                    false => self.shuffle("idx", &source[r], elem, &lane),
+                })
+                .collect();
+            for choice in choices.iter().filter(|_| candidates.len() > 1) {
+                let is_set = self.e.inst(format!("icmp ne i32 {choice}, 0"));
+                found = found
+                    .chunks(2)
+                    .map(|pair| self.e.inst(format!("select i1 {is_set}, {ty} {}, {ty} {}", pair[1], pair[0])))
+                    .collect();
+            }
+            picked.push(found.swap_remove(0));
+        }
+        picked
     }
 
     /// Performs the three steps of a [`LanePlan`].

@@ -210,9 +210,16 @@ impl<'f> Assignments<'f> {
                 let shape = extents(func.ty(data.results[0]).shape());
                 self.derive(id, |l| l.reshape(&shape).layout);
             }
-            // The result has the layout of the indices; the operand, which goes through shared memory, has its own.
-            Op::Gather { .. } => {
-                let assignment = self.assignment(data.operands[1]).cloned().or_else(|| self.fallback(data.results[0]));
+            // The result has the layout of the indices. Flexible ones take that of the operand, so that elements stay
+            // within their warps.
+            Op::Gather { axis } => {
+                let extent = func.ty(data.results[0]).shape()[*axis] as u32;
+                let within_warps = self.assignment(data.operands[0]).and_then(|source| {
+                    let layout = source.layout.gathered(*axis, extent)?;
+                    Some(Assignment { layout: Rc::new(layout), priority: source.priority })
+                });
+                let assignment = self.assignment(data.operands[1]).cloned().or(within_warps);
+                let assignment = assignment.or_else(|| self.fallback(data.results[0]));
                 self.set(data.results[0], assignment);
             }
             Op::Join => self.derive(id, |l| l.join().layout),
