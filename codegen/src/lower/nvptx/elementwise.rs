@@ -72,9 +72,15 @@ impl Lowering<'_> {
                     known.is_some_and(|x| x <= f64::from(math::SMALL_ARGUMENT)),
                 )
             }
+            Op::Binary(op) if self.is_bytewise(*op, result, &operands) => self.bytewise(*op, &operands),
             _ => {
-                let mut regs = Vec::with_capacity(count);
+                let equal = self.equal_registers(result);
+                let mut regs: Vec<Val> = Vec::with_capacity(count);
                 for r in 0..count {
+                    if r % equal != 0 {
+                        regs.push(regs[r - r % equal].clone());
+                        continue;
+                    }
                     let args: Vec<&str> = operands.iter().map(|o| o[r].as_str()).collect();
                     regs.push(self.element(id, &args)?);
                 }
@@ -83,6 +89,63 @@ impl Lowering<'_> {
         };
         self.set(result, regs);
         Ok(())
+    }
+
+    /// Whether the op works on four 8-bit integers in a word: bits, and shifts of unsigned ones by one constant.
+    fn is_bytewise(&self, op: BinaryOp, result: Value, operands: &[Rc<Vec<Val>>]) -> bool {
+        let dtype = self.dtype(result);
+        let by_constant = || {
+            let amount = &operands[1][0];
+            amount.parse::<u32>().is_ok_and(|n| n < 8) && operands[1].iter().all(|other| other == amount)
+        };
+        matches!(dtype, DType::I8 | DType::U8)
+            && operands[0].len().is_multiple_of(4)
+            && match op {
+                BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => true,
+                BinaryOp::Shr => dtype == DType::U8 && by_constant(),
+                BinaryOp::Shl => by_constant(),
+                _ => false,
+            }
+    }
+
+    fn bytewise(&mut self, op: BinaryOp, operands: &[Rc<Vec<Val>>]) -> Vec<Val> {
+        let mut result = Vec::new();
+        for (a, b) in operands[0].chunks(4).zip(operands[1].chunks(4)) {
+            let word = self.pack_elements(a, "i8", "i32");
+            let amount = b[0].parse::<u32>().unwrap_or(0);
+            // Bits that would move to a neighbor are masked.
+            let every = |byte: u8| i32::from_ne_bytes([byte; 4]);
+            let changed = match op {
+                BinaryOp::Shr => {
+                    let shifted = self.e.inst(format!("lshr i32 {word}, {amount}"));
+                    self.e.inst(format!("and i32 {shifted}, {}", every(u8::MAX >> amount)))
+                }
+                BinaryOp::Shl => {
+                    let shifted = self.e.inst(format!("shl i32 {word}, {amount}"));
+                    self.e.inst(format!("and i32 {shifted}, {}", every(u8::MAX << amount)))
+                }
+                _ => {
+                    let other = self.pack_elements(b, "i8", "i32");
+                    let name = match op {
+                        BinaryOp::And => "and",
+                        BinaryOp::Or => "or",
+                        _ => "xor",
+                    };
+                    self.e.inst(format!("{name} i32 {word}, {other}"))
+                }
+            };
+            result.extend(self.unpack_elements(&changed, "i32", "i8", 4));
+        }
+        result
+    }
+
+    /// The number of consecutive registers that hold equal elements, as far as axis analysis knows: the masks of a vector
+    /// where the bound is a multiple of its width, or the pages of consecutive keys.
+    fn equal_registers(&self, v: Value) -> usize {
+        let Some(layout) = self.layout(v) else { return 1 };
+        let constancy = &self.axis.get(self.func, v).constancy;
+        let of_axis = |axis: usize| (constancy[axis] as usize).min(layout.contiguous_run(axis));
+        (0..layout.rank()).map(of_axis).max().unwrap_or(1)
     }
 
     /// Emits one element of an elementwise op.
@@ -216,6 +279,19 @@ impl Lowering<'_> {
 
     pub(super) fn binary(&mut self, op: BinaryOp, d: DType, a: &str, b: &str) -> Val {
         if d.is_float() {
+            // One rounding each, as in f32 and back: a sum or product of two f16 is exact to more bits in f32 than rounding
+            // twice could reveal. Pairs become one instruction.
+            if let (DType::F16, Some(name)) = (
+                d,
+                match op {
+                    BinaryOp::Add => Some("fadd"),
+                    BinaryOp::Sub => Some("fsub"),
+                    BinaryOp::Mul => Some("fmul"),
+                    _ => None,
+                },
+            ) {
+                return self.e.inst(format!("{name} half {a}, {b}"));
+            }
             let contract = if self.options.fp_fusion { "contract " } else { "" };
             return self.in_f32(d, &[a, b], |this, args, ty| {
                 let (a, b) = (&args[0], &args[1]);
@@ -453,7 +529,28 @@ impl Lowering<'_> {
         if (from, to) == (DType::BF16, DType::F32) && regs.len().is_multiple_of(2) {
             return regs.chunks(2).flat_map(|pair| self.widen_pair([&pair[0], &pair[1]])).collect();
         }
+        if let (DType::I8 | DType::U8, DType::F16, true) = (from, to, regs.len().is_multiple_of(4)) {
+            return regs.chunks(4).flat_map(|bytes| self.bytes_to_halves(bytes, from == DType::I8)).collect();
+        }
         regs.iter().map(|x| self.cast_element(x, from, to)).collect()
+    }
+
+    /// Converts four 8-bit integers to f16: as the last bits of the mantissa of 1024, a number is added to 1024, which is
+    /// subtracted again. Conversion instructions have a quarter of the rate.
+    fn bytes_to_halves(&mut self, bytes: &[Val], signed: bool) -> Vec<Val> {
+        let mut word = self.pack_elements(bytes, "i8", "i32");
+        if signed {
+            // As unsigned numbers that are 128 larger.
+            word = self.e.inst(format!("xor i32 {word}, {}", 0x8080_8080_u32 as i32));
+        }
+        let zero = if signed { "0xH6480" } else { "0xH6400" };
+        // Of the bytes of the word (0 to 3) and of the constant (4 to 7), those of the result.
+        let pairs = ["0x4140", "0x4342"].map(|bytes| {
+            let asm = format!("\"prmt.b32 $0, $1, $2, {bytes};\", \"=r,r,r\"");
+            self.e.inst(format!("call i32 asm {asm}(i32 {word}, i32 {}) #2", 0x6464_6464))
+        });
+        let sums: Vec<Val> = pairs.iter().flat_map(|pair| self.unpack_elements(pair, "i32", "half", 2)).collect();
+        sums.iter().map(|sum| self.e.inst(format!("fsub half {sum}, {zero}"))).collect()
     }
 
     /// Converts two bf16 to f32.
