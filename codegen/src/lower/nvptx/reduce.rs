@@ -17,6 +17,9 @@ struct ScanLine {
     reverse: bool,
 }
 
+/// Results of one thread whose independent chains of operations hide the latency of each (4 cycles of an FMA on Hopper).
+const INDEPENDENT: usize = 4;
+
 impl Lowering<'_> {
     pub(super) fn reduce(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
@@ -31,7 +34,10 @@ impl Lowering<'_> {
         let mut partial: Vec<Vec<Val>> = Vec::new();
         for group in &steps.registers {
             let values = group.iter().map(|&r| (0..n).map(|i| operands[i][r].clone()).collect()).collect();
-            partial.push(self.combine_all(region, values)?);
+            partial.push(match steps.registers.len() >= INDEPENDENT {
+                true => self.combine_in_sequence(region, values)?,
+                false => self.combine_all(region, values)?,
+            });
         }
         for &mask in &steps.lanes {
             for value in &mut partial {
@@ -56,6 +62,13 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Combines the values one after the other: a sum of products then is a chain of fused multiply-adds.
+    fn combine_in_sequence(&mut self, region: crate::ir::BlockId, values: Vec<Vec<Val>>) -> Result<Vec<Val>> {
+        let mut values = values.into_iter();
+        let first = values.next().expect("internal compiler error: a reduction of no elements");
+        values.try_fold(first, |sum, value| self.combine(region, &sum, &value))
     }
 
     /// Combines all values in a balanced tree, which keeps the chain of dependent operations short.
@@ -213,10 +226,11 @@ impl Lowering<'_> {
         } else {
             self.e.hoist(format!("icmp uge i32 {position}, 1"))
         };
-        for &r in registers {
+        for &r in registers.iter().filter(|r| **r != last) {
             let sum = self.combine(region, &before, &values[r].clone())?;
             values[r] = self.choose(&has, &sum, &values[r].clone(), elems);
         }
+        values[last] = total;
         Ok(())
     }
 
