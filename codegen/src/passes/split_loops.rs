@@ -3,14 +3,15 @@
 //! Does: where a `for` with dots selects by an integer comparison that has the same outcome for all elements up to some
 //! iteration, or from some iteration on (a causal mask away from the diagonal, the end of a sequence before its last
 //! tile), splits the loop into two consecutive loops. In the loop where the outcome is known, the comparison becomes a
-//! constant, the `select` disappears, and so do boundary checks of loads that are always in bounds there. The split
-//! index is computed before the loops. Both loops keep the carried values and hints of the original.
+//! constant, the `select` disappears, and so do boundary checks of loads that are always in bounds there. Where a loop has
+//! a scan, or `split = true`, such loads alone suffice. The split index is computed before the loops. Both loops keep the
+//! carried values and hints of the original.
 //! Requires: stage *tile*, views rebuilt at their uses (`resolve_views`), invariant ops outside of loops (`licm`).
 //! Keeps: every value, bit for bit, and the order of effects. 32-bit arithmetic may wrap, and so may comparisons with
 //! it; the 64-bit sums of this pass cannot. Where a wrap would make a difference, all iterations run in the loop with
 //! the mask.
-//! Does not: split a loop without a dot directly in its body: masks delay dots, but loops without one are memory-bound,
-//! and the code would only grow. Nor split a loop twice, nor follow comparisons of values other than `factor ·
+//! Does not: split a loop without a dot or a scan directly in its body, unless it has `split = true`: other loops are
+//! memory-bound, and the code would only grow. Nor split a loop twice, nor follow comparisons of values other than `factor ·
 //! index + scalars + arange`, nor loops with `split = false` or, without `split = true`, with `replicas`, nor remove dead
 //! ops (`dce` does).
 
@@ -64,7 +65,9 @@ fn plan(func: &Func, id: OpId) -> Option<Plan> {
         return None;
     }
     let ops = &func.block(func.op(id).regions[0]).ops;
-    if !ops.iter().any(|&op| matches!(func.op(op).op, Op::Dot { .. })) {
+    let has = |wanted: fn(&Op) -> bool| ops.iter().any(|&op| wanted(&func.op(op).op));
+    let computes = split == Some(true) || has(|op| matches!(op, Op::Scan { .. }));
+    if !computes && !has(|op| matches!(op, Op::Dot { .. })) {
         return None;
     }
     let range = Loop::of(func, id)?;
@@ -86,13 +89,14 @@ fn plan(func: &Func, id: OpId) -> Option<Plan> {
             plan.comparisons.push(leaf);
         }
     }
-    if plan.comparisons.is_empty() {
+    // Copies load tiles for dots: their checks alone cost nothing.
+    if plan.comparisons.is_empty() && !computes {
         return None;
     }
     for &op in ops {
         drop_bounds_checks(func, op, &mut plan);
     }
-    Some(plan)
+    (!plan.comparisons.is_empty() || !plan.loads.is_empty()).then_some(plan)
 }
 
 fn add(sums: &mut Vec<Affine>, sum: Affine) {

@@ -294,3 +294,58 @@ fn a_sliding_window_is_split_at_one_end() {
     assert_eq!(all.iter().map(|&id| count(id)).collect::<Vec<_>>(), [1, 2], "{}", print(&func));
     assert_eq!(typical_case().run(&before).0, typical_case().run(&func).0);
 }
+
+/// Running sums of tiles of x, added up; the last tile may be partial.
+fn sums_of_tiles(hints: &str, combine: &str) -> String {
+    format!(
+        "kernel @f(%x: ptr<f32>, %out: ptr<f32>, %n: i32) {{
+  %none = constant {{value = 0}} : i32
+  %four = constant {{value = 4}} : i32
+  %zero = constant {{value = 0}} : i64
+  %one = constant {{value = 1}} : i64
+  %all = constant {{value = 4}} : i64
+  %count = cast %n : i64
+  %sums = constant {{value = 0.0}} : tensor<4xf32>
+  %acc = for %none, %n, %four, %sums{hints} : tensor<4xf32> (%i: i32, %a: tensor<4xf32>) {{
+    %at = cast %i : i64
+    %v = make_view %x, %count, %one, %at {{order = [0]}} : view<4xf32>
+    %t = load_view %v {{boundary = [0], padding = zero, eviction = normal}} : tensor<4xf32>
+    {combine}
+    %b = add %a, %s : tensor<4xf32>
+    yield %b
+  }}
+  %o = make_view %out, %all, %one, %zero {{order = [0]}} : view<4xf32>
+  store_view %o, %acc {{boundary = [], eviction = normal}}
+  return
+}}"
+    )
+}
+
+#[test]
+fn a_scan_of_loaded_tiles_runs_without_bounds_checks_up_to_the_last_tile() {
+    let scan = "%s = scan %t {axis = 0, reverse = false} : tensor<4xf32> (%l: f32, %r: f32) {
+      %q = add %l, %r : f32
+      yield %q
+    }";
+    let square = "%s = mul %t, %t : tensor<4xf32>";
+    for (hints, combine, parts) in
+        [("", scan, 2), (" {split = false}", scan, 1), ("", square, 1), (" {split = true}", square, 2)]
+    {
+        let text = sums_of_tiles(hints, combine);
+        let func = split(&text);
+        let unchecked = |op: &Op| matches!(op, Op::LoadView { boundary, .. } if boundary.is_empty());
+        let found: Vec<bool> = loops(&func).iter().map(|&id| has(&func, id, unchecked)).collect();
+        assert_eq!(found, [&[true, false][..], &[false]][2 - parts], "{hints} {combine}");
+        for n in 0..10 {
+            let result = |func: &Func| {
+                let mut memory = Memory::new();
+                let x = memory.add((0..n).flat_map(|i| (1.5 * i as f32).to_le_bytes()).collect());
+                let out = memory.add_uninit(16);
+                let args = [x.into(), out.into(), ArgValue::Int(n.into())];
+                interp::run(func, &args, [1; 3], &mut memory).unwrap_or_else(|e| panic!("{e}\n{}", print(func)));
+                memory.bytes(out).to_vec()
+            };
+            assert_eq!(result(&func), result(&parse(&text).unwrap()), "{n} elements, {hints} {combine}");
+        }
+    }
+}
