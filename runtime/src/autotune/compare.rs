@@ -37,7 +37,9 @@ pub(super) fn compared_windows(len: usize) -> Vec<Range<usize>> {
 pub(super) fn tolerance(types: impl Iterator<Item = DType>) -> f64 {
     let of = |dtype: DType| match dtype {
         DType::F8E4M3 | DType::F8E5M2 => 0.2,
-        DType::F16 | DType::BF16 => 2e-2,
+        // Attention over thousands of keys averages values that cancel: its probabilities, rounded to bf16 for tiles of
+        // another size, change its results by up to 2.5e-2. One wrong element of a chunk is an error of 6e-2.
+        DType::F16 | DType::BF16 => 5e-2,
         // f32 dots may use tf32.
         DType::F32 => 5e-3,
         DType::F64 => 1e-6,
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn narrowest_type_sets_the_tolerance() {
-        assert_eq!(tolerance([DType::F32, DType::BF16, DType::I64].into_iter()), 2e-2);
+        assert_eq!(tolerance([DType::F32, DType::BF16, DType::I64].into_iter()), 5e-2);
         assert_eq!(tolerance([DType::I32].into_iter()), 0.0);
     }
 }

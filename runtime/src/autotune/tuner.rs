@@ -301,7 +301,7 @@ impl Run<'_> {
             {
                 let names = [*reference, *earlier, index].map(|i| self.trials[i].name.clone());
                 return Err(self.error(format!(
-                    "the first configuration, {}, disagrees with {} and {}, which agree with each other: no configuration is selected",
+                    "`{name}` of the first configuration, {}, differs by {error:.1e} (above {tolerance:.0e}) from that of {} and of {}, which agree with each other: no configuration is selected",
                     names[0], names[1], names[2],
                 )));
             }
