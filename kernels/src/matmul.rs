@@ -336,13 +336,7 @@ fn default_config(problem: &Problem) -> Config {
             let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
             // Code that is compiled ahead of time is for usual sizes.
             let cut = problem.get("cut").unwrap_or_else(|| cut(size("m"), size("n"), size("k")));
-            let (m_tile, n_tile) = match cut {
-                Cut::Small => return warp_specialized(problem, bytes, &[(128, 256), (128, 128)]),
-                Cut::Narrow | Cut::NarrowPersistent => (128, 128),
-                Cut::Wide | Cut::WidePersistent => (128, 256),
-            };
-            let is_persistent = matches!(cut, Cut::NarrowPersistent | Cut::WidePersistent);
-            return warp_specialized_with(problem, bytes, m_tile, n_tile).set("persistent", is_persistent);
+            return config_of_cut(problem, bytes, cut);
         }
         (true, 2, _) => TileChoice { m: 128, n: 128, k: 64, num_warps: 8, num_stages: 4 },
         // Scalar FMAs: each of them reads both operands from shared memory.
@@ -362,15 +356,19 @@ fn default_config(problem: &Problem) -> Config {
 }
 
 /// Programs of a launch.
-fn grid(tiles: usize, persistent: bool, programs: usize) -> usize {
+pub(crate) fn grid(tiles: usize, persistent: bool, programs: usize) -> usize {
     if persistent { tiles.min(programs) } else { tiles }
 }
 
 constexpr_enum! {
     /// How a product of 16-bit operands is cut into tiles on Hopper.
     pub enum Cut {
-        /// Into tiles that leave work for most SMs.
-        Small,
+        /// Into tiles of 64 rows, of which there are no more.
+        FewRows,
+        /// Into tiles of 64 × 64.
+        Square,
+        /// Into tiles of 64 × 128.
+        Short,
         /// Into tiles of 128 × 128.
         Narrow,
         /// Into tiles of 128 × 128 by persistent programs.
@@ -388,56 +386,69 @@ impl From<Cut> for KeyValue {
     }
 }
 
-/// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model, if the tiles are enough for most SMs.
-/// An SM computes its tiles one after the other, at a cost for each that does not depend on k (filling the pipeline,
-/// storing), a part of which persistent programs hide.
-fn cut(m: usize, n: usize, k: usize) -> Cut {
-    /// SMs of an H100 or H200, and enough programs for most of them.
+/// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model. An SM computes its tiles one after the
+/// other, at a cost for each that does not depend on k (filling the pipeline, storing), a part of which persistent programs
+/// hide.
+pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
+    /// SMs of an H100 or H200.
     const SMS: usize = 132;
-    const ENOUGH: usize = 88;
-    /// Columns of the tile. Times in steps of 64 along k of a tile of 128 × 256: that of a step, and for each tile without
-    /// and with persistent programs. Fitted to `harness/records/2026-11-26-h200-matmul.jsonl`.
-    const TILES: [(usize, f64, f64, f64); 2] = [(256, 1.0, 5.0, 2.5), (128, 0.53, 3.5, 0.5)];
+    /// Rows and columns of the tile, the cut without and with persistent programs, and times in steps of 64 along k of a tile
+    /// of 128 × 256: that of a step, and for each tile without and with persistent programs. Fitted to
+    /// `harness/records/2026-11-26-h200-matmul.jsonl`, the small tiles to `…-matmul-tiles.jsonl` of an H100 and an H200.
+    type Tile = (usize, usize, Cut, Option<Cut>, [f64; 3]);
+    const TILES: [Tile; 4] = [
+        (128, 256, Cut::Wide, Some(Cut::WidePersistent), [1.0, 5.0, 2.5]),
+        (128, 128, Cut::Narrow, Some(Cut::NarrowPersistent), [0.53, 3.5, 0.5]),
+        (64, 128, Cut::Short, None, [0.36, 3.0, 3.0]),
+        (64, 64, Cut::Square, None, [0.28, 2.8, 2.8]),
+    ];
     /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
     const LEAST_GAIN: f64 = 1.025;
+    if m <= 64 {
+        return Cut::FewRows;
+    }
     let steps = k as f64 / 64.0;
-    let times = TILES.iter().filter_map(|&(columns, step, alone, persistent)| {
-        let tiles = m.div_ceil(128).saturating_mul(n.div_ceil(columns));
+    let times = TILES.iter().map(|&(rows, columns, cut, persistent_cut, [step, alone, persistent])| {
+        let tiles = m.div_ceil(rows).saturating_mul(n.div_ceil(columns));
         let rounds = tiles.div_ceil(SMS) as f64;
         let of_persistent = rounds * (steps * step + persistent) + alone - persistent;
         let of_alone = rounds * (steps * step + alone);
-        let is_persistent = of_alone > LEAST_GAIN * of_persistent;
-        let cut = match (columns, is_persistent) {
-            (128, false) => Cut::Narrow,
-            (128, true) => Cut::NarrowPersistent,
-            (_, false) => Cut::Wide,
-            (_, true) => Cut::WidePersistent,
-        };
-        (tiles >= ENOUGH).then_some((if is_persistent { of_persistent } else { of_alone }, cut))
+        match persistent_cut {
+            Some(persistent_cut) if of_alone > LEAST_GAIN * of_persistent => (of_persistent, persistent_cut),
+            _ => (of_alone, cut),
+        }
     });
-    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::Small, |(_, cut)| cut)
+    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::FewRows, |(_, cut)| cut)
+}
+
+/// The configuration for Hopper of a product of operands of one or two bytes.
+pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, cut: Cut) -> Config {
+    let (m_tile, n_tile) = match cut {
+        Cut::FewRows => return few_rows(problem, bytes),
+        Cut::Square => (64, 64),
+        Cut::Short => (64, 128),
+        Cut::Narrow | Cut::NarrowPersistent => (128, 128),
+        Cut::Wide | Cut::WidePersistent => (128, 256),
+    };
+    let is_persistent = matches!(cut, Cut::NarrowPersistent | Cut::WidePersistent);
+    warp_specialized_with(problem, bytes, m_tile, n_tile).set("persistent", is_persistent)
 }
 
 /// Programs that keep most SMs of a Hopper GPU busy.
 const MIN_PROGRAMS: usize = 120;
 
-/// The configuration for Hopper of a product of operands of one or two bytes: producer warps load rows of 128 bytes. The
-/// largest tiles, of `large` (m, n) or of one consumer warpgroup, that leave work for most SMs; the smallest if none do.
-/// Tiles of 64 rows are the smallest of `wgmma`: rows beyond the end cost no traffic.
-pub(crate) fn warp_specialized(problem: &Problem, bytes: usize, large: &[(usize, usize)]) -> Config {
+/// The configuration of a product with at most 64 rows, the fewest of `wgmma`, which reading b bounds: the widest tiles that
+/// leave work for most SMs. All programs read the same rows of a: where those are few lines of the L2 cache, fewer programs
+/// wait less for each other (`…-matmul-tiles.jsonl`, 1 and 16 rows).
+fn few_rows(problem: &Problem, bytes: usize) -> Config {
+    const FEW: usize = 32;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
-    let (m, n) = (size("m"), size("n"));
-    let small = [(64, 256), (64, 128), (64, 64), (64, 32)];
-    // Tiles with more rows than the matrix, and tiles of 64 rows that are wider than those of 128, would only cost.
-    let large = large.iter().copied().filter(|&(rows, _)| rows <= m.max(64));
-    let small = small.into_iter().filter(|&(_, columns)| m <= 64 || columns <= 128);
-    let tiles: Vec<(usize, usize)> = large.chain(small).filter(|&(_, columns)| columns <= n.max(32)).collect();
-    let busy = |&&(rows, columns): &&(usize, usize)| m.div_ceil(rows) * n.div_ceil(columns) >= MIN_PROGRAMS;
-    let (m_tile, n_tile) = tiles.iter().find(busy).or(tiles.last()).copied().unwrap_or((64, 32));
-    warp_specialized_with(problem, bytes, m_tile, n_tile)
+    let enough = if size("m") <= FEW { MIN_PROGRAMS / 2 } else { MIN_PROGRAMS };
+    let columns = [256, 128, 64].into_iter().find(|columns| size("n").div_ceil(*columns) >= enough).unwrap_or(32);
+    warp_specialized_with(problem, bytes, 64, columns)
 }
 
-/// The same with tiles of this size.
+/// The configuration with tiles of this size, of which producer warps load rows of 128 bytes.
 fn warp_specialized_with(problem: &Problem, bytes: usize, m_tile: usize, n_tile: usize) -> Config {
     /// Shared memory for the stages of the operands: the rest is for the result.
     const STAGES_BYTES: usize = 160 << 10;
@@ -491,10 +502,12 @@ mod tests {
 
     #[test]
     fn large_products_are_cut_by_rounds_of_the_sms() {
-        for size in [0, 1, 64, 1024] {
-            assert_eq!(cut(size, size, size), Cut::Small, "{size}");
-        }
-        assert_eq!(cut(0, 4096, 4096), Cut::Small);
+        assert_eq!([cut(0, 4096, 4096), cut(1, 8192, 8192), cut(64, 64, 64)], [Cut::FewRows; 3]);
+        assert_eq!([cut(128, 64, 64), cut(512, 768, 3072), cut(512, 1024, 4096)], [Cut::Square; 3]);
+        // 128 tiles of 64 × 128, and 80, where 160 of 64 × 64 would be two rounds.
+        assert_eq!([cut(1024, 1024, 1024), cut(512, 1280, 5120)], [Cut::Short; 2]);
+        // 80 tiles of 128 × 128 on 80 SMs take less time than 160 of half the size on 132.
+        assert_eq!(cut(512, 2560, 10240), Cut::Narrow);
         // One round: persistent programs have nothing to hide.
         assert_eq!([cut(2048, 2048, 2048), cut(512, 6400, 1600)], [Cut::Wide; 2]);
         // 800 tiles of 128 × 256 are 6.06 rounds, and 1600 of 128 × 128 are 12.1.

@@ -4,7 +4,7 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::{is_col_major, order, warp_specialized};
+use crate::matmul::{Cut, config_of_cut, cut, grid, is_col_major, order};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
@@ -26,17 +26,19 @@ constexpr_enum! {
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
 /// column-major. With `scaling` `Rowwise`, `a_scale` has a number for each row of a and `b_scale` for each column of b; a
 /// stride of 0 repeats one number. Without `fast_accumulation`, tensor cores sum
-/// `k_tile` products of 8-bit floats, and these sums are added in f32; with it, they sum all.
+/// `k_tile` products of 8-bit floats, and these sums are added in f32; with it, they sum all. With `persistent`, the grid has
+/// at most `programs` programs.
 #[autotune(
     configs = [
         Config(m_tile = 64..=256, n_tile = 64..=256, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4, warp_specialize = true),
+        Config(m_tile = 128, n_tile = 128..=256, k_tile = 128, num_warps = 8, num_stages = 3..=4, warp_specialize = true, persistent = true),
         Config(m_tile = 16..=128, n_tile = 64..=128, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4),
     ],
     keep = keep,
-    key = [a_col_major, b_col_major, fast_accumulation, m, n, k],
+    key = [a_col_major, b_col_major, fast_accumulation, m, n, k, cut = cut(m, n, k / 2)],
     default = default_config,
 )]
-#[kernel(grid = cdiv(m, m_tile) * cdiv(n, n_tile))]
+#[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs))]
 pub fn scaled_matmul<T: Dtype, O: Num>(
     a: Tensor<T, (m, k)>,
     b: Tensor<T, (k, n)>,
@@ -56,47 +58,57 @@ pub fn scaled_matmul<T: Dtype, O: Num>(
     #[constexpr = false] b_col_major: bool,
     #[constexpr = None] scaling: Scaling,
     #[constexpr = false] fast_accumulation: bool,
+    #[constexpr = false] persistent: bool,
+    #[constexpr = 132] programs: usize,
 ) {
-    let program = program_id(0);
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
-    let (i, j) = swizzle2d(program / n_tiles, program % n_tiles, m_tiles, n_tiles, group);
-    let mut a_block = make_block_ptr(
-        a.ptr(),
-        shape = [m, k],
-        strides = [a.stride(0), a.stride(1)],
-        offsets = [i * m_tile, 0],
-        block_shape = [m_tile, k_tile],
-        order = order(a_col_major),
-    );
-    let mut b_block = make_block_ptr(
-        b.ptr(),
-        shape = [k, n],
-        strides = [b.stride(0), b.stride(1)],
-        offsets = [0, j * n_tile],
-        block_shape = [k_tile, n_tile],
-        order = order(b_col_major),
-    );
-    let c_block = c.block([i * m_tile, j * n_tile], [m_tile, n_tile]);
-    let mut acc = zeros::<T::Acc>([m_tile, n_tile]);
-    for _ in range(0, cdiv(k, k_tile)) {
-        let at = load(a_block, boundary_check = [0, 1], padding = zero);
-        let bt = load(b_block, boundary_check = [0, 1], padding = zero);
-        if fast_accumulation {
-            acc = dot(at, bt, acc);
-        } else {
-            acc = dot(at, bt, acc, max_num_imprecise_acc = k_tile);
+    let compute = |tile: Scalar<i32>| {
+        let (i, j) = swizzle2d(tile / n_tiles, tile % n_tiles, m_tiles, n_tiles, group);
+        let mut a_block = make_block_ptr(
+            a.ptr(),
+            shape = [m, k],
+            strides = [a.stride(0), a.stride(1)],
+            offsets = [i * m_tile, 0],
+            block_shape = [m_tile, k_tile],
+            order = order(a_col_major),
+        );
+        let mut b_block = make_block_ptr(
+            b.ptr(),
+            shape = [k, n],
+            strides = [b.stride(0), b.stride(1)],
+            offsets = [0, j * n_tile],
+            block_shape = [k_tile, n_tile],
+            order = order(b_col_major),
+        );
+        let c_block = c.block([i * m_tile, j * n_tile], [m_tile, n_tile]);
+        let mut acc = zeros::<T::Acc>([m_tile, n_tile]);
+        for _ in range(0, cdiv(k, k_tile)) {
+            let at = load(a_block, boundary_check = [0, 1], padding = zero);
+            let bt = load(b_block, boundary_check = [0, 1], padding = zero);
+            if fast_accumulation {
+                acc = dot(at, bt, acc);
+            } else {
+                acc = dot(at, bt, acc, max_num_imprecise_acc = k_tile);
+            }
+            a_block = a_block.advance([0, k_tile]);
+            b_block = b_block.advance([k_tile, 0]);
         }
-        a_block = a_block.advance([0, k_tile]);
-        b_block = b_block.advance([k_tile, 0]);
-    }
-    if scaling == Scaling::Rowwise {
-        let (rows, columns) = (i * m_tile + arange(0, m_tile), j * n_tile + arange(0, n_tile));
-        let a_scales = load(a_scale + rows.to::<i64>() * a_scale_stride, mask = rows < m, other = 0.0);
-        let b_scales = load(b_scale + columns.to::<i64>() * b_scale_stride, mask = columns < n, other = 0.0);
-        let scaled = acc.to::<f32>() * a_scales.expand_dims(1) * b_scales.expand_dims(0);
-        store(c_block, scaled.to::<O>(), boundary_check = [0, 1]);
+        if scaling == Scaling::Rowwise {
+            let (rows, columns) = (i * m_tile + arange(0, m_tile), j * n_tile + arange(0, n_tile));
+            let a_scales = load(a_scale + rows.to::<i64>() * a_scale_stride, mask = rows < m, other = 0.0);
+            let b_scales = load(b_scale + columns.to::<i64>() * b_scale_stride, mask = columns < n, other = 0.0);
+            let scaled = acc.to::<f32>() * a_scales.expand_dims(1) * b_scales.expand_dims(0);
+            store(c_block, scaled.to::<O>(), boundary_check = [0, 1]);
+        } else {
+            store(c_block, acc.to::<O>(), boundary_check = [0, 1]);
+        }
+    };
+    if persistent {
+        for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0)) {
+            compute(tile);
+        }
     } else {
-        store(c_block, acc.to::<O>(), boundary_check = [0, 1]);
+        compute(program_id(0));
     }
 }
 
@@ -158,6 +170,8 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
         group: 8,
         scaling,
         fast_accumulation,
+        persistent: tuned(),
+        programs: device.info().compute_units as usize,
     }
     .launch_tuned(device)
 }
@@ -202,7 +216,18 @@ fn default_config(problem: &Problem) -> Config {
         let floats = problem.dtypes.first().is_some_and(|dtype| dtype.is_float());
         // Two sets of accumulators, of the step and of all, take the registers of wide tiles.
         let two_sums = floats && problem.get("fast_accumulation") == Some(false);
-        return warp_specialized(problem, 1, if two_sums { &[(128, 128)] } else { &[(128, 256), (128, 128)] });
+        let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
+        // A step of 128 takes as long as one of 64 of 16-bit types.
+        let cut = problem.get("cut").unwrap_or_else(|| cut(size("m"), size("n"), size("k") / 2));
+        return config_of_cut(
+            problem,
+            1,
+            match cut {
+                Cut::Wide if two_sums => Cut::Narrow,
+                Cut::WidePersistent if two_sums => Cut::NarrowPersistent,
+                other => other,
+            },
+        );
     }
     let [rows, columns, depth] = if problem.is_gpu() { [128, 128, 64] } else { [64; 3] };
     // The sizes in the key are powers of two.
