@@ -17,6 +17,7 @@ use tilewright::prelude::*;
         Config(m_tile = 64, n_tile = 128, k_tile = 64, num_warps = [4, 8], num_stages = [3, 4]),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = [4, 8], num_stages = [3, 4]),
         Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = [3, 4]),
+        Config(m_tile = 256, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = [false, true]),
     ],
     key = [bits, group, m, n, k],
 )]

@@ -36,14 +36,16 @@ pub fn paged_decode<T: Float>(
     let (split, head, entry) = (program_id(0), program_id(1), program_id(2));
     // A launch proves that accesses are in bounds, whatever is in memory: so lengths and pages are limited.
     let length = clamp(load(lengths.ptr() + entry), 0, most * page);
-    let each = cdiv(cdiv(length, splits), tile) * tile;
+    // Whole pages, so that the splits are the same for every tile.
+    let each = cdiv(cdiv(length, splits), page) * page;
+    let last = minimum(split * each + each, length);
     let qt = load(q.index([entry, head]).block([0, 0], [rows, d]), boundary_check = [0]);
     let mut peak = full::<f32>([rows], f32::MIN);
     let mut total = zeros::<f32>([rows]);
     let mut acc = zeros::<f32>([rows, d]);
-    for first in range(split * each, minimum(split * each + each, length), tile) {
+    for first in range(split * each, last, tile) {
         let key = first + arange(0, tile);
-        let id = load(table.index([entry]).ptr() + key / page, mask = key < length, other = -1);
+        let id = load(table.index([entry]).ptr() + key / page, mask = key < last, other = -1);
         let seen = id >= 0 && id < pages;
         let row = (id * page + key % page).to::<i64>() * k.stride(1) + head * k.stride(2);
         let at = row.expand_dims(1) + arange(0, d).expand_dims(0);

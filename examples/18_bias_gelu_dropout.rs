@@ -1,7 +1,7 @@
 //! Bias, GELU and dropout of a feed-forward layer in one kernel, forward and backward.
 //!
 //! The backward pass saves neither the dropout mask nor the activation: it draws the same random numbers again and
-//! computes GELU's derivative from x and the bias.
+//! computes GELU's derivative from x and the bias. Beyond 2³² elements the random numbers repeat.
 
 #[path = "common/mod.rs"]
 pub mod common;
@@ -28,7 +28,7 @@ pub fn bias_gelu_dropout_fwd<T: Float>(
     #[constexpr] tile: usize,
 ) {
     let (row, first) = (program_id(1), program_id(0) * tile);
-    let at = row.to::<i64>() * n + first + arange(0, tile);
+    let at = row * n.to::<i32>() + first + arange(0, tile);
     let shift = load(bias.block([first], [tile]), boundary_check = [0]).to::<f32>();
     let v = load(x.index([row]).block([first], [tile]), boundary_check = [0]).to::<f32>() + shift;
     let kept = where_(rand(seed, at) >= p, v * normal_cdf(v) / (1.0 - p), 0.0);
@@ -47,7 +47,7 @@ pub fn bias_gelu_dropout_bwd<T: Float>(
     #[constexpr] tile: usize,
 ) {
     let (row, first) = (program_id(1), program_id(0) * tile);
-    let at = row.to::<i64>() * n + first + arange(0, tile);
+    let at = row * n.to::<i32>() + first + arange(0, tile);
     let shift = load(bias.block([first], [tile]), boundary_check = [0]).to::<f32>();
     let v = load(x.index([row]).block([first], [tile]), boundary_check = [0]).to::<f32>() + shift;
     let g = load(grad_y.index([row]).block([first], [tile]), boundary_check = [0]).to::<f32>();

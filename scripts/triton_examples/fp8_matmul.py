@@ -62,6 +62,7 @@ def cases():
     def check():
         rows = slice(0, 256)
         want = (a[rows].double() * a_scale[rows, None].double()) @ (w.double() * w_scale[:, None].double()).T
-        return c[rows], want
+        # Partial sums have about 14 bits: errors are relative to the largest, about four standard deviations.
+        return c[rows] / (4 * k**0.5), want / (4 * k**0.5)
 
     yield "fp8_matmul", f"{m} × {n} × {k}", launch, check

@@ -42,7 +42,8 @@ def paged_decode(
 ):
     split, head, entry = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + entry)
-    each = tl.cdiv(tl.cdiv(length, splits), TILE) * TILE
+    each = tl.cdiv(tl.cdiv(length, splits), PAGE) * PAGE
+    last = tl.minimum(split * each + each, length)
     rows, columns = tl.arange(0, ROWS), tl.arange(0, D)
     mask = rows[:, None] < GROUP
     qt = tl.load(
@@ -51,9 +52,9 @@ def paged_decode(
     peak = tl.full((ROWS,), -3.4e38, dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
     acc = tl.zeros((ROWS, D), dtype=tl.float32)
-    for first in range(split * each, tl.minimum(split * each + each, length), TILE):
+    for first in range(split * each, last, TILE):
         key = first + tl.arange(0, TILE)
-        seen = key < length
+        seen = key < last
         page = tl.load(table + entry * stride_tb + key // PAGE, mask=seen, other=0)
         row = (page.to(tl.int64) * PAGE + key % PAGE) * stride_kt + head * stride_kh
         at = row[:, None] + columns[None, :]
