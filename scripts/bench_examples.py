@@ -12,6 +12,7 @@ example's kernels, too. FILE gets a JSON row for each side (harness/records/READ
 """
 
 import argparse
+import ctypes
 import importlib
 import json
 import os
@@ -91,6 +92,13 @@ def time_case(example, kernel, case, launch, check):
     return kernel, case, error, statistics.median(ours), statistics.median(theirs)
 
 
+def driver_version():
+    """The CUDA version that the driver supports."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
@@ -115,8 +123,7 @@ def main():
         for kernel, case, error, ours, theirs in results:
             print(f"{kernel:24}{case:46}{ours:15.4f}{theirs:12.4f}{ours / theirs:8.3f}", flush=True)
             if arguments.record:
-                version = torch._C._cuda_getDriverVersion()
-                shared = {"device": device, "driver": f"{version // 1000}.{version % 1000 // 10}"}
+                shared = {"device": device, "driver": driver_version()}
                 shared |= {"kernel": kernel, "case": case, "n": 2 * ROUNDS}
                 own = {"commit": arguments.commit, **shared, "median_ms": round(ours, 5)}
                 peer = {"commit": None, **shared, "median_ms": round(theirs, 5), "error": float(f"{error:.2e}")}

@@ -66,7 +66,7 @@ tests() {
     local binary name names
     run doctor 60 "$bin/tilewright" doctor
     run demo 120 "$bin/tilewright" demo --out "$out/demo"
-    for binary in gpu gpu_random; do
+    for binary in gpu gpu_random devices; do
         names=$("$bin/$binary" --list 2>"$out/list-$binary.log" | sed -n 's/: test$//p')
         [ -n "$names" ] || failures+=("list-$binary: the binary does not run here")
         for name in $names; do

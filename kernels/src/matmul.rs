@@ -361,14 +361,16 @@ pub(crate) fn grid(tiles: usize, persistent: bool, programs: usize) -> usize {
 }
 
 constexpr_enum! {
-    /// How a product of 16-bit operands is cut into tiles on Hopper.
+    /// How a product of operands of one or two bytes is cut into tiles on Hopper.
     pub enum Cut {
-        /// Into tiles of 64 rows, of which there are no more.
-        FewRows,
+        /// Into tiles of 64 × 32.
+        Slim,
         /// Into tiles of 64 × 64.
         Square,
         /// Into tiles of 64 × 128.
         Short,
+        /// Into tiles of 64 × 256.
+        Long,
         /// Into tiles of 128 × 128.
         Narrow,
         /// Into tiles of 128 × 128 by persistent programs.
@@ -405,7 +407,7 @@ pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
     /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
     const LEAST_GAIN: f64 = 1.025;
     if m <= 64 {
-        return Cut::FewRows;
+        return cut_of_few_rows(m, n);
     }
     let steps = k as f64 / 64.0;
     let times = TILES.iter().map(|&(rows, columns, cut, persistent_cut, [step, alone, persistent])| {
@@ -418,15 +420,16 @@ pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
             _ => (of_alone, cut),
         }
     });
-    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::FewRows, |(_, cut)| cut)
+    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::Square, |(_, cut)| cut)
 }
 
 /// The configuration for Hopper of a product of operands of one or two bytes.
 pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, cut: Cut) -> Config {
     let (m_tile, n_tile) = match cut {
-        Cut::FewRows => return few_rows(problem, bytes),
+        Cut::Slim => (64, 32),
         Cut::Square => (64, 64),
         Cut::Short => (64, 128),
+        Cut::Long => (64, 256),
         Cut::Narrow | Cut::NarrowPersistent => (128, 128),
         Cut::Wide | Cut::WidePersistent => (128, 256),
     };
@@ -437,15 +440,18 @@ pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, cut: Cut) -> Config
 /// Programs that keep most SMs of a Hopper GPU busy.
 const MIN_PROGRAMS: usize = 120;
 
-/// The configuration of a product with at most 64 rows, the fewest of `wgmma`, which reading b bounds: the widest tiles that
-/// leave work for most SMs. All programs read the same rows of a: where those are few lines of the L2 cache, fewer programs
-/// wait less for each other (`…-matmul-tiles.jsonl`, 1 and 16 rows).
-fn few_rows(problem: &Problem, bytes: usize) -> Config {
+/// The cut of a product with at most 64 rows, the fewest of `wgmma`, which reading b bounds: the widest tiles that leave work
+/// for most SMs. All programs read the same rows of a: where those are few lines of the L2 cache, fewer programs wait less for
+/// each other (`…-matmul-tiles.jsonl`, 1 and 16 rows).
+fn cut_of_few_rows(m: usize, n: usize) -> Cut {
     const FEW: usize = 32;
-    let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
-    let enough = if size("m") <= FEW { MIN_PROGRAMS / 2 } else { MIN_PROGRAMS };
-    let columns = [256, 128, 64].into_iter().find(|columns| size("n").div_ceil(*columns) >= enough).unwrap_or(32);
-    warp_specialized_with(problem, bytes, 64, columns)
+    let enough = if m <= FEW { MIN_PROGRAMS / 2 } else { MIN_PROGRAMS };
+    match () {
+        () if n.div_ceil(256) >= MIN_PROGRAMS => Cut::Long,
+        () if n.div_ceil(128) >= enough => Cut::Short,
+        () if n.div_ceil(64) >= enough => Cut::Square,
+        () => Cut::Slim,
+    }
 }
 
 /// The configuration with tiles of this size, of which producer warps load rows of 128 bytes.
@@ -502,7 +508,11 @@ mod tests {
 
     #[test]
     fn large_products_are_cut_by_rounds_of_the_sms() {
-        assert_eq!([cut(0, 4096, 4096), cut(1, 8192, 8192), cut(64, 64, 64)], [Cut::FewRows; 3]);
+        // Few rows.
+        assert_eq!([cut(0, 4096, 4096), cut(1, 4608, 4096), cut(64, 8192, 8192)], [Cut::Square; 3]);
+        assert_eq!([cut(1, 8192, 8192), cut(32, 14336, 4096), cut(64, 16384, 4096)], [Cut::Short; 3]);
+        assert_eq!([cut(64, 64, 64), cut(1, 0, 0), cut(16, 2048, 8192)], [Cut::Slim; 3]);
+        assert_eq!(cut(1, 131_072, 4096), Cut::Long);
         assert_eq!([cut(128, 64, 64), cut(512, 768, 3072), cut(512, 1024, 4096)], [Cut::Square; 3]);
         // 128 tiles of 64 × 128, and 80, where 160 of 64 × 64 would be two rounds.
         assert_eq!([cut(1024, 1024, 1024), cut(512, 1280, 5120)], [Cut::Short; 2]);

@@ -225,6 +225,7 @@ fn default_config(problem: &Problem) -> Config {
             match cut {
                 Cut::Wide if two_sums => Cut::Narrow,
                 Cut::WidePersistent if two_sums => Cut::NarrowPersistent,
+                Cut::Long if two_sums => Cut::Short,
                 other => other,
             },
         );

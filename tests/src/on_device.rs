@@ -14,9 +14,11 @@ use tilewright::kernels::scaled_matmul::{self, Scales};
 use tilewright::kernels::{FloatElement, Tensor, TensorMut, column_sum, matmul, rms_norm, softmax, weighted_sum};
 use tilewright::prelude::*;
 
-/// The devices that run without a GPU: native code, and simulated GPUs of Ampere and Hopper.
+/// Native code, simulated GPUs of Ampere and Hopper, and the GPU of this machine, if there is one.
 pub fn devices() -> Vec<Device> {
-    vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
+    let mut devices = vec![Device::cpu(), Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)];
+    devices.extend(Device::cuda(0));
+    devices
 }
 
 /// Runs `launch` with inputs and a poisoned output of `n` elements on every device, and returns the outputs.

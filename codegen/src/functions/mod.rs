@@ -4,7 +4,7 @@
 //! A function gets and returns values of f32 or f64, tiles or scalars. It has no branches: every case is computed, and
 //! `select` chooses per element. Formulas are written with [`E`], a value with arithmetic operators. Sources of the
 //! coefficients: FreeBSD's msun (Sun Microsystems, fdlibm 5.3) and S. L. Moshier's Cephes. Maximum errors are in
-//! `tests/tests/functions.rs`, which checks them on every target.
+//! `tests/tests/devices/functions.rs`, which checks them on every target.
 
 pub mod composed;
 pub mod double;

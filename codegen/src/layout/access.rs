@@ -26,19 +26,6 @@ impl LinearLayout {
         leading_run(&places, alone)
     }
 
-    /// The number of consecutive, aligned coordinates along `axis` that a group of lanes covers when each of them accesses
-    /// registers `0..n`, with `n` its [`contiguous_run`](LinearLayout::contiguous_run).
-    pub fn contiguous_run_of_lanes(&self, axis: usize) -> usize {
-        let mut run = self.contiguous_run(axis);
-        let is_next = |basis: &Vec<u32>, run: usize| {
-            basis.iter().enumerate().all(|(other, &image)| image as usize == if other == axis { run } else { 0 })
-        };
-        while self.bases(Dim::Lane).iter().any(|basis| is_next(basis, run)) {
-            run *= 2;
-        }
-        run
-    }
-
     /// The largest power-of-two `n` such that registers `0..n` of every thread lie at consecutive, aligned
     /// offsets of the shared layout `memory`.
     pub fn contiguous_offsets(&self, memory: &LinearLayout) -> usize {

@@ -1,19 +1,19 @@
 //! Splits loops at mask boundaries (index-set splitting), so that most iterations run without masks.
 //!
-//! Does: where a `for` with dots selects by an integer comparison that has the same outcome for all elements up to some
-//! iteration, or from some iteration on (a causal mask away from the diagonal, the end of a sequence before its last
-//! tile), splits the loop into two consecutive loops. In the loop where the outcome is known, the comparison becomes a
-//! constant, the `select` disappears, and so do boundary checks of loads that are always in bounds there. Where a loop has
-//! a scan, or `split = true`, such loads alone suffice. The split index is computed before the loops. Both loops keep the
-//! carried values and hints of the original.
+//! Does: where a `for` with dots (or a scan, or `split = true`) selects by an integer comparison that has the same outcome
+//! for all elements up to some iteration, or from some iteration on (a causal mask away from the diagonal, the end of a
+//! sequence before its last tile), splits the loop into two consecutive loops. In the loop where the outcome is known, the
+//! comparison becomes a constant, the `select` disappears, and so do boundary checks of loads that are always in bounds
+//! there. In loops with a scan or `split = true`, such loads alone suffice. The split index is computed before the loops.
+//! Both loops keep the carried values and hints of the original.
 //! Requires: stage *tile*, views rebuilt at their uses (`resolve_views`), invariant ops outside of loops (`licm`).
 //! Keeps: every value, bit for bit, and the order of effects. 32-bit arithmetic may wrap, and so may comparisons with
 //! it; the 64-bit sums of this pass cannot. Where a wrap would make a difference, all iterations run in the loop with
 //! the mask.
 //! Does not: split a loop without a dot or a scan directly in its body, unless it has `split = true`: other loops are
-//! memory-bound, and the code would only grow. Nor split a loop twice, nor follow comparisons of values other than `factor ·
-//! index + scalars + arange`, nor loops with `split = false` or, without `split = true`, with `replicas`, nor remove dead
-//! ops (`dce` does).
+//! memory-bound, and the code would only grow. Nor split a loop twice, nor follow comparisons of values other than
+//! `factor · index + scalars + arange`, nor loops with `split = false` or, without `split = true`, with `replicas`, nor
+//! remove dead ops (`dce` does).
 
 mod affine;
 mod bound;

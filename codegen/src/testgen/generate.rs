@@ -511,7 +511,10 @@ impl Gen<'_> {
     fn output(&mut self, b: &mut Builder, pointer: Value, dtype: DType) {
         // The newest values depend on most of the others.
         let newest = self.pool.len() - self.rng.below(self.pool.len().min(4)) - 1;
-        let v = b.cast(self.pool[newest], dtype);
+        // A gather may have made a tile that is larger than the part.
+        let fits = |v: &&Value| b.func.ty(**v).shape().iter().product::<usize>() <= ELEMENTS_PER_PROGRAM;
+        let chosen = *self.pool[..=newest].iter().rev().find(fits).expect("scalars fit");
+        let v = b.cast(chosen, dtype);
         let shape = b.func.ty(v).shape().to_vec();
         let first = self.program_offset(b);
         if shape.len() == 2 && self.rng.one_in(2) {

@@ -218,7 +218,11 @@ impl Lowering<'_> {
             total = self.choose(&has, &sum, &total, elems);
             distance *= 2;
         }
-        // The total of the preceding lanes comes before the registers of this lane.
+        values[last].clone_from(&total);
+        if registers.len() == 1 {
+            return Ok(());
+        }
+        // The total of the preceding lanes comes before the other registers of this lane.
         let source = self.step_back(&lane, 1, reverse);
         let before = self.shuffle_from(&source, &total, elems);
         let has = if reverse {
@@ -230,7 +234,6 @@ impl Lowering<'_> {
             let sum = self.combine(region, &before, &values[r].clone())?;
             values[r] = self.choose(&has, &sum, &values[r].clone(), elems);
         }
-        values[last] = total;
         Ok(())
     }
 

@@ -359,27 +359,23 @@ impl Rewrite<'_, '_> {
         self.define_results(id, new);
     }
 
-    /// The layout from which to store a tile: the tile's assigned layout if a store then wastes nothing, or if the tile
-    /// has one dimension and at most 4 elements per thread; else the coalesced layout. A store wastes nothing if each
-    /// thread writes at least 16 consecutive bytes, or as many as in the coalesced layout, or 8 and neighboring lanes
-    /// together a sector, as those of an accumulator in f32 do.
+    /// The layout from which to store a tile: the tile's assigned layout if each thread then writes at least 16
+    /// consecutive bytes (8 for atomics, where a group of lanes fills a sector) or as many as in the coalesced layout,
+    /// or if the tile has one dimension and at most 4 elements per thread; else the coalesced layout.
     fn store_layout(&mut self, id: OpId, tile: Value) -> LayoutId {
-        /// Bytes of a sector, the unit of memory traffic.
-        const SECTOR_BYTES: usize = 32;
         let memory = self.assignments.memory_layout(id).expect("internal compiler error: a store without a layout");
         let layout = match self.assignments.assignment(tile) {
             Some(assignment) => {
-                let assigned = &assignment.layout;
                 let bytes = self.old.ty(tile).elem().map_or(8, Elem::bits) / 8;
                 let inner =
                     crate::analysis::access_layout::view_operands(self.old, self.old.op(id).operands[0]).order[0];
-                let run = assigned.contiguous_run(inner) * bytes;
-                let most = memory.contiguous_run(inner) * bytes;
-                let fills_sectors =
-                    run.min(most) >= 8 && assigned.contiguous_run_of_lanes(inner) * bytes >= SECTOR_BYTES;
-                let is_small = self.old.ty(tile).numel() <= 32 * 32 * self.assignments.num_warps as usize / 8;
-                if run >= most.min(16) || fills_sectors || (is_small && self.old.ty(tile).shape().len() == 1) {
-                    (**assigned).clone()
+                let enough = if let Op::AtomicView { .. } = self.old.op(id).op { 8 } else { 16 };
+                let run = |l: &LinearLayout| l.contiguous_run(inner) * bytes;
+                let small = self.old.ty(tile).numel() <= 32 * 32 * self.assignments.num_warps as usize / 8;
+                if run(&assignment.layout) >= run(&memory).min(enough)
+                    || (small && self.old.ty(tile).shape().len() == 1)
+                {
+                    (*assignment.layout).clone()
                 } else {
                     memory
                 }

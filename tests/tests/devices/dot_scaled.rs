@@ -1,4 +1,4 @@
-//! `dot_scaled` as native code and on simulated GPUs, against sums in f64.
+//! `dot_scaled` on every device, against sums in f64.
 
 use tilewright::prelude::*;
 use tilewright_tests::numerics::Random;

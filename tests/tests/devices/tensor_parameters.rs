@@ -1,6 +1,7 @@
 //! Tensor parameters: their extents and strides at a launch, block pointers made of them, grids and heuristics of kernels.
 
 use tilewright::prelude::*;
+use tilewright_tests::on_device::devices;
 
 /// y[b, h, i] = Σⱼ x[b, h, i, j] · w[j]: a program per tile of i, h and b.
 #[autotune(
@@ -48,10 +49,6 @@ fn reference(x: &[f32], w: &[f32], shape: [usize; 4], strides: [usize; 4]) -> Ve
         }
     }
     y
-}
-
-fn devices() -> [Device; 2] {
-    [Device::cpu(), Device::simulated(GpuArch::Sm90a)]
 }
 
 #[test]

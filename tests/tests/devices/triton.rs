@@ -1,4 +1,4 @@
-//! Forms of Triton's tests that no other test has, as native code and on a simulated GPU (`docs/triton.md`).
+//! Forms of Triton's tests that no other test has, as native code, on simulated GPUs and on a GPU (`docs/triton.md`).
 
 use tilewright::codegen::ir::{BinaryOp, Op, UnaryOp};
 use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
@@ -11,7 +11,7 @@ use tilewright_tests::on_device::{devices, outputs};
 use tilewright_tests::{consts, ptxas};
 
 fn gpus() -> Vec<Device> {
-    vec![Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a)]
+    devices().into_iter().filter(|device| device.is_simulated() || device.is_cuda()).collect()
 }
 
 fn numbers(n: usize, seed: u64) -> Vec<f32> {

@@ -2,6 +2,9 @@
 
 use tilewright::Element;
 use tilewright::codegen::lang::Num;
+use tilewright::codegen::lang::kernel::Specialization;
+use tilewright::codegen::pipeline::compile;
+use tilewright::codegen::target::{Code, CompileOptions, Target};
 use tilewright::prelude::*;
 use tilewright_tests::on_device::devices;
 
@@ -120,7 +123,8 @@ fn elements_move_as_in_plain_rust() {
     }
 }
 
-/// Gathers along rows whose elements one warp holds: of one column, of computed columns, and of fewer columns than there are.
+/// Gathers along rows whose elements one warp holds: of one column, of computed columns, and of fewer columns than there
+/// are. A column counts modulo 128.
 #[kernel]
 fn gathers_in_rows<T: Float>(x: In<T>, y: Out<T>, shift: i32) {
     let place = arange(0, 8).expand_dims(1) * 128 + arange(0, 128).expand_dims(0);
@@ -138,7 +142,18 @@ fn check_gathers_in_rows<T: Element + tilewright::codegen::lang::Float>(of: fn(f
     for row in sums.chunks_mut(128) {
         (1..128).for_each(|i| row[i] += row[i - 1]);
     }
-    let shift = 50;
+    for shift in [50, -300] {
+        check_gathers_with(&x, &sums, shift, of, value);
+    }
+}
+
+fn check_gathers_with<T: Element + tilewright::codegen::lang::Float>(
+    x: &[f32],
+    sums: &[f32],
+    shift: i32,
+    of: fn(f32) -> T,
+    value: fn(T) -> f32,
+) {
     let at = |row: usize, column: i32| sums[row * 128 + column.rem_euclid(128) as usize];
     let mut want: Vec<f32> = (0..8).map(|row| at(row, 127)).collect();
     want.extend((0..8 * 128).map(|i| at(i / 128, (i % 128 * 3 + i / 128) as i32 + shift)));
@@ -154,6 +169,23 @@ fn check_gathers_in_rows<T: Element + tilewright::codegen::lang::Float>(of: fn(f
             assert_eq!(found, want, "{device} {num_warps}");
         }
     }
+}
+
+#[kernel]
+fn distance_to_last(x: In<i32>, y: Out<i32>) {
+    let place = arange(0, 8).expand_dims(1) * 128 + arange(0, 128).expand_dims(0);
+    let v = load(x + place);
+    store(y + place, gather(v, full::<i32>([8, 1], 127), axis = 1) - v);
+}
+
+/// A warp has all elements of a row: they are shuffled, without shared memory and its barriers.
+#[test]
+fn gathers_within_a_warp_need_no_barrier() {
+    let func = DISTANCE_TO_LAST.record(&[], &[], &Specialization::aligned_memory(&DISTANCE_TO_LAST)).unwrap();
+    let target = Target::Nvptx(GpuArch::Sm90a);
+    let artifact = compile(&func, &target, &CompileOptions::default(), &mut ()).unwrap();
+    let Code::Ptx(ptx) = &artifact.code else { panic!("no PTX") };
+    assert!(ptx.contains("shfl.sync.idx") && !ptx.contains("bar.sync"), "{ptx}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Arithmetic on 8-bit integers, which a GPU does four at a time: native code and a simulated GPU against plain Rust, for all
+//! Arithmetic on 8-bit integers, which a GPU does four at a time: every device against plain Rust, for all
 //! values.
 
 use tilewright::codegen::lang::Num;

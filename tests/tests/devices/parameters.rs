@@ -3,10 +3,7 @@
 use tilewright::codegen::target::CompileOptions;
 use tilewright::kernels::Tensor;
 use tilewright::prelude::*;
-
-fn devices() -> [Device; 2] {
-    [Device::cpu(), Device::simulated(GpuArch::Sm90a)]
-}
+use tilewright_tests::on_device::devices;
 
 #[kernel]
 fn powers(
