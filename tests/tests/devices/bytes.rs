@@ -57,7 +57,7 @@ fn every_unsigned_byte() {
         of(|a, _| a << 3),
         of(|a, _| a >> 7),
         of(|a, _| a),
-        of(|a, _| a << 4 | a >> 4),
+        of(|a, _| a.rotate_right(4)),
         of(|a, b| a >> (b % 8)),
     ]
     .concat();
