@@ -11,7 +11,7 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     alternate_buffers, assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits,
     direct_local_loads, early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots,
-    pingpong, pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops, tma_stores,
+    pingpong, pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops, split_tiles, tma_stores,
 };
 use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
@@ -52,6 +52,7 @@ struct Pipeline<'o> {
 
 /// The names of passes that [`Observer::after`] receives, in the order of the pipelines.
 pub const PASS_NAMES: &[&str] = &[
+    "split_tiles",
     "carried_offsets",
     "resolve_views",
     "canonicalize",
@@ -132,6 +133,7 @@ impl Pipeline<'_> {
 pub fn footprint(func: &Func) -> Footprint {
     // These passes unify equal values, expose views at their uses, and remove unused loads.
     let mut func = func.clone();
+    split_tiles::run(&mut func);
     carried_offsets::run(&mut func);
     resolve_views::run(&mut func);
     canonicalize::run(&mut func);
@@ -156,6 +158,7 @@ pub fn compile(
 /// Runs all passes on Tile IR for an NVIDIA GPU. The result is at stage *async*.
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
     let mut p = Pipeline { func: func.clone(), observer };
+    p.pass("split_tiles", Stage::Tile, split_tiles::run);
     p.tile_passes();
     p.pass("expand_f64", Stage::Tile, expand_f64::run);
     p.pass("assign_layouts", Stage::Layout, |f| assign_layouts::run(f, arch, options));
@@ -395,6 +398,7 @@ pub fn compile_host(
 ) -> Result<Artifact, CompileError> {
     check_options(func, options)?;
     let mut p = Pipeline { func: func.clone(), observer };
+    p.pass("split_tiles", Stage::Tile, split_tiles::run);
     p.pass("carried_offsets", Stage::Tile, |f| {
         carried_offsets::run(f);
     });

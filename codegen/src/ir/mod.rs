@@ -1,7 +1,7 @@
 //! Tile IR: SSA over scalars, tiles and views, with structured control flow.
 //!
 //! A [`Func`] owns everything; [`Value`], [`OpId`] and [`BlockId`] are indices into it. Reading order: [`types`] (types
-//! of values), [`ops`] (the op table), [`func`] (the arenas), [`place`] (schedules of loops), [`edit`] and [`nested`]
+//! of values), [`ops`] (the op table), [`func`] (the arenas), [`place`] (schedules of loops), [`parts`] (extents that are not powers of two), [`edit`] and [`nested`]
 //! (changes), [`build`] (typed constructors).
 
 pub mod attr;
@@ -10,6 +10,7 @@ pub mod edit;
 pub mod func;
 pub mod nested;
 pub mod ops;
+pub mod parts;
 pub mod place;
 pub mod types;
 

@@ -47,23 +47,25 @@ pub fn replace_in(func: &mut Func, id: OpId, map: &HashMap<Value, Value>) {
 /// the results of the copy.
 pub fn copy_op(func: &mut Func, id: OpId, map: &mut HashMap<Value, Value>) -> OpId {
     let data = func.op(id).clone();
-    let mut regions = Vec::new();
-    for &region in &data.regions {
-        let copy = func.add_block();
-        for param in func.block(region).params.clone() {
-            let ty = func.ty(param).clone();
-            let v = func.add_param(copy, ty);
-            map.insert(param, v);
-        }
-        for op in func.block(region).ops.clone() {
-            let inner = copy_op(func, op, map);
-            func.push(copy, inner);
-        }
-        regions.push(copy);
-    }
+    let regions = data.regions.iter().map(|&region| copy_region(func, region, map)).collect();
     let operands = data.operands.iter().map(|v| map.get(v).copied().unwrap_or(*v)).collect();
     let types = data.results.iter().map(|&v| func.ty(v).clone()).collect();
     let copy = func.create_op(data.op, operands, types, regions, data.loc);
     map.extend(data.results.into_iter().zip(func.op(copy).results.iter().copied()));
+    copy
+}
+
+/// Copies a region for another op, with the replacements of `map`, which receives the values of the copy.
+pub fn copy_region(func: &mut Func, region: BlockId, map: &mut HashMap<Value, Value>) -> BlockId {
+    let copy = func.add_block();
+    for param in func.block(region).params.clone() {
+        let ty = func.ty(param).clone();
+        let v = func.add_param(copy, ty);
+        map.insert(param, v);
+    }
+    for op in func.block(region).ops.clone() {
+        let inner = copy_op(func, op, map);
+        func.push(copy, inner);
+    }
     copy
 }

@@ -342,7 +342,7 @@ op_table! {
     NumPrograms { axis: u32 } = "num_programs" (0..0) -> 1, Pure, Tile;
     /// A number in every element of the result.
     Constant { value: Literal } = "constant" (0..0) -> 1, Pure, Tile;
-    /// `start, start + 1, … end − 1` as a one-dimensional i32 tile; `end − start` is a power of two.
+    /// `start, start + 1, … end − 1` as a one-dimensional i32 tile.
     Arange { start: i64, end: i64 } = "arange" (0..0) -> 1, Pure, Tile;
 
     // Views (block pointers, tensor descriptors) and pointers.
@@ -385,7 +385,7 @@ op_table! {
     Broadcast = "broadcast" (1..1) -> 1, Pure, Tile;
     /// `result.shape[i] = operand.shape[perm[i]]`.
     Trans { perm: Vec<usize> } = "trans" (1..1) -> 1, Pure, Tile;
-    /// The same elements in row-major order under another shape.
+    /// The same elements in row-major order under another shape, where [`super::parts::reshapes`].
     Reshape = "reshape" (1..1) -> 1, Pure, Tile;
     /// Joins two tiles of one type along a new last dimension of extent 2.
     Join = "join" (2..2) -> 1, Pure, Tile;
@@ -394,7 +394,7 @@ op_table! {
 
     /// Picks elements along `axis`: `result[i, j, k] = operand[i, index[i, j, k], k]` for axis 1 of 3. Operands: a tile,
     /// and i32 indices, whose shape is the result's and differs only in the extent of `axis`. An index counts modulo
-    /// the extent of the operand, a power of two.
+    /// the extent of the operand.
     Gather { axis: usize } = "gather" (2..2) -> 1, Pure, Tile;
 
     // Elementwise ops outside the families.

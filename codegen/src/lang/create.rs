@@ -33,7 +33,7 @@ pub fn num_programs(axis: u32) -> Scalar<i32> {
     Scalar::from_value(emit(|b| b.num_programs(axis)))
 }
 
-/// `start, start + 1, …, end − 1` as an i32 tile of shape [end − start], which must be a power of two.
+/// `start, start + 1, …, end − 1` as an i32 tile of shape [end − start].
 #[track_caller]
 pub fn arange(start: impl Extent, end: impl Extent) -> Tile<i32> {
     let (start, end) = (start.extent(), end.extent());

@@ -2,7 +2,7 @@
 
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Tile};
-use super::index::{Unset, check_shape};
+use super::index::{Unset, check_powers_of_two, check_shape};
 use super::record::{emit, error_here, fail, shape};
 use crate::diag::Diagnostic;
 pub use crate::ir::Precision;
@@ -128,6 +128,7 @@ pub(super) fn accumulate(
     check_operands(call, &sa, &sb);
     let result = [&sa[..sa.len() - 1], &sb[sb.len() - 1..]].concat();
     check_shape(&result);
+    check_powers_of_two(&result[..result.len() - 2], &format!("a batch of `{}`", call.name));
     if let Some(acc) = acc {
         let found = shape(acc);
         if found != result {

@@ -4,7 +4,7 @@ use super::dtype::Dtype;
 use super::handle::{Data, Scalar, Tile};
 use super::operand::{IntLit, expect_scalar, to_i64};
 use super::record::{emit, error_here, fail};
-use crate::ir::{DType, Value};
+use crate::ir::{DType, Value, parts};
 use crate::layout::MAX_RANK;
 
 /// Maximum number of elements of a tile.
@@ -136,8 +136,8 @@ pub fn extent(n: impl Extent) -> usize {
     n.extent()
 }
 
-/// Fails with a message unless all extents of a tile are powers of two and it has at most [`MAX_TILE_ELEMENTS`]
-/// elements.
+/// Fails with a message unless a tile of this shape has elements in each dimension, at most [`MAX_TILE_ELEMENTS`] in all,
+/// and at most [`MAX_PARTS`](parts::MAX_PARTS) parts.
 #[track_caller]
 pub(crate) fn check_shape(shape: &[usize]) {
     if shape.len() > MAX_RANK {
@@ -147,16 +147,22 @@ pub(crate) fn check_shape(shape: &[usize]) {
                 .help("combine dimensions: `.reshape([…])`"),
         );
     }
-    for (axis, &n) in shape.iter().enumerate() {
-        if !n.is_power_of_two() {
-            let diagnostic = error_here(format!("extents of tiles must be powers of two, found {n} in {shape:?}"))
-                .label(format!("dimension {axis} is {n}"));
-            fail(diagnostic.help(match (n, n.checked_next_power_of_two()) {
-                (0, _) => "a tile has at least one element in each dimension".to_string(),
-                (_, Some(next)) => format!("use {next} and mask the elements beyond {n}: `boundary_check` or `mask`"),
-                (_, None) => "loop over smaller tiles".to_string(),
-            }));
-        }
+    if let Some(axis) = shape.iter().position(|&n| n == 0) {
+        fail(
+            error_here(format!("a tile of shape {shape:?} has no elements"))
+                .label(format!("dimension {axis} is 0"))
+                .help("a tile has at least one element in each dimension"),
+        );
+    }
+    let count = parts::count(shape);
+    if count > parts::MAX_PARTS {
+        let next: Vec<usize> = shape.iter().map(|n| n.checked_next_power_of_two().unwrap_or(*n)).collect();
+        fail(
+            error_here(format!("a tile of shape {shape:?} consists of {count} parts, the limit is {}", parts::MAX_PARTS))
+                .label("too far from powers of two")
+                .note("an extent is split into powers of two, 96 into 64 and 32; the code of an operation is repeated for each")
+                .help(format!("use {next:?} and mask the elements beyond: `boundary_check` or `mask`")),
+        );
     }
     let elements = shape.iter().fold(1, |product: usize, &n| product.saturating_mul(n));
     if elements > MAX_TILE_ELEMENTS {
@@ -164,6 +170,17 @@ pub(crate) fn check_shape(shape: &[usize]) {
             error_here(format!("a tile of shape {shape:?} has {elements} elements, the limit is {MAX_TILE_ELEMENTS}"))
                 .label("too large for one program instance")
                 .help("loop over smaller tiles"),
+        );
+    }
+}
+
+/// Fails with a message unless all extents are powers of two, which `what` needs.
+#[track_caller]
+pub(crate) fn check_powers_of_two(shape: &[usize], what: &str) {
+    if let Some(axis) = shape.iter().position(|n| !n.is_power_of_two()) {
+        fail(
+            error_here(format!("`{what}` needs extents that are powers of two, found {shape:?}"))
+                .label(format!("dimension {axis} is {}", shape[axis])),
         );
     }
 }

@@ -11,7 +11,9 @@ use super::record::{
     take_asserts, ty, yield_in,
 };
 use crate::diag::Diagnostic;
+use crate::ir::nested::copy_region;
 use crate::ir::{BinaryOp, CmpOp, DType, Effects, Loc, Op, Type, Value};
+use std::collections::HashMap;
 
 /// One tile, or several of the same shape that are reduced or scanned together.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be reduced", label = "expected a tile or a tuple of tiles")]
@@ -242,7 +244,10 @@ fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
 ) -> R::Reduced<A> {
     let mut tiles = x.tiles();
     let from = require_same_shape(&tiles, what);
-    let axis = match axis.axis() {
+    let flat = from.iter().all(|n| n.is_power_of_two());
+    let axis = axis.axis();
+    let full = axis.is_none();
+    let axis = match axis {
         Some(axis) => check_axis(axis, from.len(), what),
         None => {
             if keep_dims {
@@ -255,7 +260,7 @@ fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
             if from.is_empty() {
                 return R::reduced::<A>(&tiles);
             }
-            if from.len() > 1 {
+            if from.len() > 1 && flat {
                 let n: usize = from.iter().product();
                 tiles = tiles.iter().map(|&v| emit(|b| b.reshape(v, &[n]))).collect();
             }
@@ -263,7 +268,14 @@ fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
         }
     };
     let region = combine_region::<R, E>(&tiles, combine);
-    let results = reduce_axis(&region.operands(tiles), axis, region.block);
+    let mut operands = region.operands(tiles);
+    if full && !flat {
+        for last in (1..from.len()).rev() {
+            let block = emit(|b| copy_region(b.func, region.block, &mut HashMap::new()));
+            operands = reduce_axis(&operands, last, block);
+        }
+    }
+    let results = reduce_axis(&operands, axis, region.block);
     let mut results = region.checked(results);
     if keep_dims {
         results = results.into_iter().map(|v| super::shape::expand_raw(v, axis)).collect();

@@ -6,7 +6,7 @@ use super::handle::{Data, PtrTile, Tile};
 use super::index::{AxisIndex, ExtentList, check_axis, check_shape};
 use super::operand::{broadcast as broadcast_value, common_shape};
 use super::record::{emit, error_here, fail, shape};
-use crate::ir::Value;
+use crate::ir::{Value, parts};
 
 /// Tiles of numbers and tiles of pointers, to which the operations of this module apply. For scalars, only
 /// [`broadcast_to`] is supported.
@@ -132,6 +132,13 @@ pub fn reshape<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
         fail(
             error_here(format!("`reshape` from {} to {to:?}: {m} elements to {n}", diag_text::shape(&from)))
                 .label("numbers of elements differ"),
+        );
+    }
+    if !parts::reshapes(&from, to) {
+        fail(
+            error_here(format!("`reshape` from {from:?} to {to:?} takes an extent apart that is not a power of two"))
+                .label("only the first of dimensions that are combined or divided may be another number")
+                .help("permute the dimensions before and after: `.permute([…])`"),
         );
     }
     x.tile(if from.is_empty() { emit(|b| b.splat(v, to)) } else { emit(|b| b.reshape(v, to)) })

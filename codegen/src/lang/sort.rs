@@ -2,7 +2,7 @@
 
 use super::dtype::{Dtype, Int, Num};
 use super::handle::{Data, Tile};
-use super::index::{AxisIndex, Extent, check_axis, check_shape};
+use super::index::{AxisIndex, Extent, check_axis, check_powers_of_two, check_shape};
 use super::memory::Mask;
 use super::operand::{broadcast, materialize};
 use super::record::{emit, error_here, fail, shape};
@@ -130,6 +130,7 @@ fn sorted<T: Num>(x: Tile<T>, axis: usize, descending: bool) -> Value {
 #[track_caller]
 pub fn sort<T: Num>(x: Tile<T>, axis: impl AxisIndex, descending: bool) -> Tile<T> {
     let axis = check_axis(axis.axis_index(), x.rank(), "sort");
+    check_powers_of_two(&shape(x.value()), "sort");
     Tile::from_value(sorted(x, axis, descending))
 }
 
@@ -138,6 +139,7 @@ pub fn sort<T: Num>(x: Tile<T>, axis: impl AxisIndex, descending: bool) -> Tile<
 pub fn topk<T: Num>(x: Tile<T>, k: impl Extent, axis: impl AxisIndex) -> Tile<T> {
     let (from, k) = (shape(x.value()), k.extent());
     let axis = check_axis(axis.axis_index(), from.len(), "topk");
+    check_powers_of_two(&from, "topk");
     if k > from[axis] {
         fail(
             error_here(format!("`topk` of {k} elements along an axis of {}", from[axis]))
@@ -147,7 +149,7 @@ pub fn topk<T: Num>(x: Tile<T>, k: impl Extent, axis: impl AxisIndex) -> Tile<T>
     }
     let mut to = from;
     to[axis] = k;
-    check_shape(&to);
+    check_powers_of_two(&to, "topk");
     let all = sorted(x, axis, true);
     Tile::from_value(emit(|b| {
         let index = positions(b, &to, axis);
@@ -164,7 +166,9 @@ const COMPARISONS: usize = 1 << 14;
 pub fn histogram<I: Int>(x: Tile<I>, num_bins: impl Extent, mask: impl Mask) -> Tile<i32> {
     let bins = num_bins.extent();
     check_shape(&[bins]);
+    check_powers_of_two(&[bins], "histogram");
     let from = shape(x.value());
+    check_powers_of_two(&from, "histogram");
     let n: usize = from.iter().product();
     let x = match mask.mask() {
         None => emit(|b| b.cast(x.value(), DType::I32)),

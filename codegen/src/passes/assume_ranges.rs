@@ -7,11 +7,13 @@
 //! Does: where an access through pointers becomes wider if a dividend is not negative and a divisor positive, replaces
 //! them by hints that say so. [`Footprint::violated_assumption`](crate::analysis::bounds::Footprint) checks them with
 //! the numbers of a launch.
+//! The result has the parts of tiles ([`split_tiles`]), whose accesses these are.
 //! Requires: a verified function of stage *tile*, and that every launch of the resulting code makes this check.
 //! Keeps: every computed value in launches that pass the check.
 //! Does not: assume anything that does not widen an access, nor anything about values that no launch knows, such as
 //! numbers from memory.
 
+use super::split_tiles;
 use crate::analysis::access_layout::{pointer_order_and_width, pointers_and_mask};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::bounds;
@@ -19,21 +21,23 @@ use crate::ir::{BinaryOp, Builder, DType, Func, Op, OpId, Value};
 
 /// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
-    let mut assumed = candidates(func);
+    let mut split = func.clone();
+    split_tiles::run(&mut split);
+    let mut assumed = candidates(&split);
     if assumed.is_empty() {
         return false;
     }
-    let widest = widths(&with_hints(func, &assumed));
-    if widest == widths(func) {
+    let widest = widths(&with_hints(&split, &assumed));
+    if widest == widths(&split) {
         return false;
     }
     for candidate in assumed.clone() {
         let fewer: Vec<Candidate> = assumed.iter().copied().filter(|&c| c != candidate).collect();
-        if widths(&with_hints(func, &fewer)) == widest {
+        if widths(&with_hints(&split, &fewer)) == widest {
             assumed = fewer;
         }
     }
-    *func = with_hints(func, &assumed);
+    *func = with_hints(&split, &assumed);
     true
 }
 

@@ -24,6 +24,7 @@ pub mod resolve_views;
 pub mod rotate_loops;
 pub mod specialize_warps;
 pub mod split_loops;
+pub mod split_tiles;
 pub mod tma_stores;
 
 use crate::ir::Func;
@@ -133,6 +134,11 @@ pub const PASSES: &[Pass] = &[
         run: |f| {
             split_loops::run(f);
         },
+    },
+    Pass {
+        name: "split_tiles",
+        summary: "split tiles into parts whose extents are powers of two",
+        run: split_tiles::run,
     },
 ];
 

@@ -1,7 +1,7 @@
 //! Type rules of elementwise ops.
 
 use super::{Check, OpCx, Rule, require};
-use crate::ir::{BinaryOp, CmpOp, DType, Elem, Type, UnaryOp};
+use crate::ir::{BinaryOp, CmpOp, DType, Elem, Type, UnaryOp, parts};
 
 /// Requires that operand `i` is a scalar or tile of a number type that `wanted` accepts.
 fn numbers(cx: &OpCx, i: usize, described: &str, wanted: impl Fn(DType) -> bool) -> Check {
@@ -106,6 +106,12 @@ pub(super) fn inline_asm(cx: &OpCx, pack: usize) -> Check {
         let alike = ty.elem().is_some() && ty.shape() == types[0].shape();
         require(alike, Rule::OperandTypes, || {
             format!("operands and results should be scalars or tiles of one shape, found {} and {ty}", types[0])
+        })?;
+    }
+    if let Some(&ty) = types.first().filter(|ty| parts::count(ty.shape()) > 1) {
+        let fits = parts::of(ty.shape()).iter().all(|part| part.shape.last().is_some_and(|n| n.is_multiple_of(pack)));
+        require(fits, Rule::OperandTypes, || {
+            format!("the last extent should consist of powers of two of at least `pack` = {pack} elements, found {ty}")
         })?;
     }
     Ok(())

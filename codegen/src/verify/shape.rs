@@ -2,7 +2,7 @@
 
 use super::{Check, OpCx, Rule, require};
 use crate::ir::attr::AttrValue;
-use crate::ir::{DType, Literal, Type};
+use crate::ir::{DType, Literal, Type, parts};
 use crate::num;
 
 pub(super) fn program(cx: &OpCx, axis: u32) -> Check {
@@ -98,6 +98,10 @@ pub(super) fn reshape(cx: &OpCx) -> Check {
     result_is_tile(cx)?;
     let (old, new): (usize, usize) = (from.iter().product(), cx.result(0).numel());
     require(old == new, Rule::ResultTypes, || format!("the result should have {old} elements, found {new}"))?;
+    let to = cx.result(0).shape();
+    require(parts::reshapes(from, to), Rule::Extents, || {
+        format!("a reshape from {from:?} to {to:?} takes extents apart that are not powers of two")
+    })?;
     reshaped(cx, 0, cx.result(0).shape())
 }
 

@@ -1,7 +1,7 @@
 //! Rules on single types.
 
 use super::{Check, Rule, require};
-use crate::ir::{Func, Stage, Type};
+use crate::ir::{Func, Stage, Type, parts};
 use crate::layout::MAX_RANK;
 
 /// Maximum number of elements of a tile.
@@ -12,16 +12,16 @@ pub(super) fn well_formed(func: &Func, ty: &Type, stage: Stage) -> Check {
     match ty {
         Type::Scalar(_) => Ok(()),
         Type::Tensor { shape, elem: _, layout: _ } => {
-            extents(ty, shape)?;
+            extents(ty, shape, stage)?;
             layout(func, ty, stage)
         }
-        Type::View { block, elem: _ } => extents(ty, block),
+        Type::View { block, elem: _ } => extents(ty, block, stage),
         Type::Shared { shape, elem: _, layout: _ } => {
             requires_layout_stage(ty, stage)?;
             require(shape.first().is_some_and(|&n| n >= 1), Rule::Extents, || {
                 format!("the first extent should be at least 1, found {ty}")
             })?;
-            extents(ty, &shape[1..])?;
+            extents(ty, &shape[1..], stage)?;
             layout(func, ty, stage)
         }
         Type::Barrier { count } => {
@@ -36,13 +36,19 @@ fn requires_layout_stage(ty: &Type, stage: Stage) -> Check {
     require(stage > Stage::Tile, Rule::StageLegal, || format!("{ty} is not legal at stage Tile"))
 }
 
-fn extents(ty: &Type, shape: &[usize]) -> Check {
+fn extents(ty: &Type, shape: &[usize], stage: Stage) -> Check {
     require(shape.len() <= MAX_RANK, Rule::Extents, || format!("at most {MAX_RANK} dimensions expected, found {ty}"))?;
     for &n in shape {
-        require(n.is_power_of_two(), Rule::Extents, || {
-            format!("extents should be powers of two, found {n} in {ty}; pad the tile and mask the padding")
+        let whole = stage == Stage::Tile || n.is_power_of_two();
+        require(whole && n > 0, Rule::Extents, || match n {
+            0 => format!("extents should be at least 1, found {ty}"),
+            n => format!("extents should be powers of two after stage Tile, found {n} in {ty}: run `split_tiles`"),
         })?;
     }
+    let count = parts::count(shape);
+    require(count <= parts::MAX_PARTS, Rule::Extents, || {
+        format!("a tile should have at most {} parts of extents that are powers of two, found {count} in {ty}", parts::MAX_PARTS)
+    })?;
     let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
     require(elements.is_some_and(|n| n <= MAX_ELEMENTS), Rule::Extents, || {
         format!("a tile should have at most {MAX_ELEMENTS} elements, found {ty}")

@@ -7,6 +7,7 @@ mod bytes;
 mod descriptor_rows;
 mod dot_scaled;
 mod dots;
+mod extents;
 mod functions;
 mod parameters;
 mod sort;
