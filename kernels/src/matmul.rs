@@ -8,7 +8,7 @@
 
 use crate::activation::{Activation, activate};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
-use tilewright_codegen::lang::kernel::Constexpr;
+use tilewright_codegen::lang::kernel::{ConstValue, Constexpr};
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, KeyValue, Problem};
 use tilewright_runtime::prelude::*;
@@ -360,33 +360,60 @@ pub(crate) fn grid(tiles: usize, persistent: bool, programs: usize) -> usize {
     if persistent { tiles.min(programs) } else { tiles }
 }
 
-constexpr_enum! {
-    /// How a product of operands of one or two bytes is cut into tiles on Hopper.
-    pub enum Cut {
-        /// Into tiles of 64 × 32.
-        Slim,
-        /// Into tiles of 64 × 64.
-        Square,
-        /// Into tiles of 64 × 128.
-        Short,
-        /// Into tiles of 64 × 256.
-        Long,
-        /// Into tiles of 128 × 128.
-        Narrow,
-        /// Into tiles of 128 × 128 by persistent programs.
-        NarrowPersistent,
-        /// Into tiles of 128 × 256.
-        Wide,
-        /// Into tiles of 128 × 256 by persistent programs.
-        WidePersistent,
+/// How a product of operands of one or two bytes is cut into tiles on Hopper.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Cut {
+    /// Rows and columns of a tile.
+    pub tile: [usize; 2],
+    /// Whether programs compute tile after tile.
+    pub persistent: bool,
+}
+
+/// In keys, as in `128x192` or `128x192p`.
+impl Constexpr for Cut {
+    const TYPE: &'static str = "a tile, as in 128x192, or 128x192p for persistent programs";
+    const PLACEHOLDER: Cut = Cut { tile: [64, 64], persistent: false };
+
+    fn to_const(self) -> ConstValue {
+        let [rows, columns] = self.tile;
+        ConstValue::Variant(format!("{rows}x{columns}{}", if self.persistent { "p" } else { "" }))
+    }
+
+    fn from_const(value: &ConstValue) -> Option<Cut> {
+        let ConstValue::Variant(text) = value else { return None };
+        let size = text.strip_suffix('p');
+        let (rows, columns) = size.unwrap_or(text).split_once('x')?;
+        Some(Cut { tile: [rows.parse().ok()?, columns.parse().ok()?], persistent: size.is_some() })
+    }
+
+    fn key(self) -> u64 {
+        let [rows, columns] = self.tile.map(|n| n as u64);
+        rows << 32 | columns << 1 | u64::from(self.persistent)
     }
 }
 
 impl From<Cut> for KeyValue {
     fn from(cut: Cut) -> KeyValue {
-        KeyValue::Exact(Constexpr::to_const(cut))
+        KeyValue::Exact(cut.to_const())
     }
 }
+
+/// Tiles for products with many rows. Times in steps of 64 along k of a tile of 128 × 256: that of a step, and for each tile
+/// without and with persistent programs. Least squares of relative errors over 35 products, median times in
+/// `harness/records/2026-11-26-h200-matmul-cuts.jsonl`.
+const TILES: [([usize; 2], [f64; 2], Option<f64>); 11] = [
+    ([64, 64], [0.205, 3.58], None),
+    ([64, 80], [0.260, 3.98], None),
+    ([64, 96], [0.264, 4.15], None),
+    ([64, 128], [0.294, 4.57], None),
+    ([128, 64], [0.321, 4.25], None),
+    ([64, 192], [0.410, 5.33], None),
+    ([128, 96], [0.437, 5.26], None),
+    ([128, 128], [0.509, 5.64], Some(2.82)),
+    ([128, 160], [0.684, 6.06], Some(3.98)),
+    ([128, 192], [0.751, 6.73], Some(4.73)),
+    ([128, 256], [1.0, 7.39], Some(5.61)),
+];
 
 /// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model. An SM computes its tiles one after the
 /// other, at a cost for each that does not depend on k (filling the pipeline, storing), a part of which persistent programs
@@ -394,47 +421,22 @@ impl From<Cut> for KeyValue {
 pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
     /// SMs of an H100 or H200.
     const SMS: usize = 132;
-    /// Rows and columns of the tile, the cut without and with persistent programs, and times in steps of 64 along k of a tile
-    /// of 128 × 256: that of a step, and for each tile without and with persistent programs. Fitted to
-    /// `harness/records/2026-11-26-h200-matmul.jsonl`, the small tiles to `…-matmul-tiles.jsonl` of an H100 and an H200.
-    type Tile = (usize, usize, Cut, Option<Cut>, [f64; 3]);
-    const TILES: [Tile; 4] = [
-        (128, 256, Cut::Wide, Some(Cut::WidePersistent), [1.0, 5.0, 2.5]),
-        (128, 128, Cut::Narrow, Some(Cut::NarrowPersistent), [0.53, 3.5, 0.5]),
-        (64, 128, Cut::Short, None, [0.36, 3.0, 3.0]),
-        (64, 64, Cut::Square, None, [0.28, 2.8, 2.8]),
-    ];
     /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
     const LEAST_GAIN: f64 = 1.025;
     if m <= 64 {
         return cut_of_few_rows(m, n);
     }
     let steps = k as f64 / 64.0;
-    let times = TILES.iter().map(|&(rows, columns, cut, persistent_cut, [step, alone, persistent])| {
-        let tiles = m.div_ceil(rows).saturating_mul(n.div_ceil(columns));
-        let rounds = tiles.div_ceil(SMS) as f64;
-        let of_persistent = rounds * (steps * step + persistent) + alone - persistent;
+    let times = TILES.iter().map(|&(tile, [step, alone], persistent)| {
+        let rounds = m.div_ceil(tile[0]).saturating_mul(n.div_ceil(tile[1])).div_ceil(SMS) as f64;
         let of_alone = rounds * (steps * step + alone);
-        match persistent_cut {
-            Some(persistent_cut) if of_alone > LEAST_GAIN * of_persistent => (of_persistent, persistent_cut),
-            _ => (of_alone, cut),
+        let of_persistent = persistent.map(|each| rounds * (steps * step + each) + alone - each);
+        match of_persistent {
+            Some(time) if of_alone > LEAST_GAIN * time => (time, Cut { tile, persistent: true }),
+            _ => (of_alone, Cut { tile, persistent: false }),
         }
     });
-    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::Square, |(_, cut)| cut)
-}
-
-/// The configuration for Hopper of a product of operands of one or two bytes.
-pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, cut: Cut) -> Config {
-    let (m_tile, n_tile) = match cut {
-        Cut::Slim => (64, 32),
-        Cut::Square => (64, 64),
-        Cut::Short => (64, 128),
-        Cut::Long => (64, 256),
-        Cut::Narrow | Cut::NarrowPersistent => (128, 128),
-        Cut::Wide | Cut::WidePersistent => (128, 256),
-    };
-    let is_persistent = matches!(cut, Cut::NarrowPersistent | Cut::WidePersistent);
-    warp_specialized_with(problem, bytes, m_tile, n_tile).set("persistent", is_persistent)
+    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::PLACEHOLDER, |(_, cut)| cut)
 }
 
 /// Programs that keep most SMs of a Hopper GPU busy.
@@ -446,25 +448,29 @@ const MIN_PROGRAMS: usize = 120;
 fn cut_of_few_rows(m: usize, n: usize) -> Cut {
     const FEW: usize = 32;
     let enough = if m <= FEW { MIN_PROGRAMS / 2 } else { MIN_PROGRAMS };
-    match () {
-        () if n.div_ceil(256) >= MIN_PROGRAMS => Cut::Long,
-        () if n.div_ceil(128) >= enough => Cut::Short,
-        () if n.div_ceil(64) >= enough => Cut::Square,
-        () => Cut::Slim,
-    }
+    let columns = match () {
+        () if n.div_ceil(256) >= MIN_PROGRAMS => 256,
+        () if n.div_ceil(128) >= enough => 128,
+        () if n.div_ceil(64) >= enough => 64,
+        () => 32,
+    };
+    Cut { tile: [64, columns], persistent: false }
 }
 
-/// The configuration with tiles of this size, of which producer warps load rows of 128 bytes.
-fn warp_specialized_with(problem: &Problem, bytes: usize, m_tile: usize, n_tile: usize) -> Config {
-    /// Shared memory for the stages of the operands: the rest is for the result.
-    const STAGES_BYTES: usize = 160 << 10;
+/// The configuration for Hopper of a product of operands of one or two bytes, of which producer warps load rows of 128 bytes,
+/// or of 256 for narrow tiles, whose steps would be shorter than the waits between them.
+pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, Cut { tile, persistent }: Cut) -> Config {
+    /// Shared memory of a block for the stages of the operands and the result.
+    const SHARED_BYTES: usize = 226 << 10;
+    let [m_tile, n_tile] = tile;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
-    let k_tile = size("k").clamp(32, 128 / bytes);
-    let stages = STAGES_BYTES / ((m_tile + n_tile) * k_tile * bytes);
+    let row_bytes = if m_tile == 64 && n_tile < 128 { 256 } else { 128 };
+    let k_tile = size("k").clamp(32, row_bytes / bytes);
+    let stages = (SHARED_BYTES - 2 * m_tile * n_tile) / ((m_tile + n_tile) * k_tile * bytes);
     let steps = size("k").div_ceil(k_tile);
     let config = Config::default().set("m_tile", m_tile).set("n_tile", n_tile).set("k_tile", k_tile);
-    let config =
-        config.num_warps(if m_tile > 64 { 8 } else { 4 }).num_stages(stages.clamp(2, 8).min(steps.max(2)) as u32);
+    let config = config.set("persistent", persistent).num_warps(if m_tile > 64 { 8 } else { 4 });
+    let config = config.num_stages(stages.clamp(2, 8).min(steps.max(2)) as u32);
     Config { schedule: Schedule { warp_specialize: Some(true), ..Schedule::default() }, ..config }
 }
 
@@ -506,25 +512,39 @@ pub fn reference(a: &[f64], b: &[f64], [m, n, k]: [usize; 3]) -> Vec<f64> {
 mod tests {
     use super::*;
 
+    fn text([m, n, k]: [usize; 3]) -> String {
+        cut(m, n, k).to_const().to_string()
+    }
+
+    #[test]
+    fn products_of_few_rows_are_cut_by_columns() {
+        assert_eq!([[0, 4096, 4096], [1, 4608, 4096], [64, 8192, 8192]].map(text), ["64x64"; 3]);
+        assert_eq!([[1, 8192, 8192], [32, 14336, 4096], [64, 16384, 4096]].map(text), ["64x128"; 3]);
+        assert_eq!([[64, 64, 64], [1, 0, 0], [16, 2048, 8192]].map(text), ["64x32"; 3]);
+        assert_eq!(text([1, 131_072, 4096]), "64x256");
+    }
+
     #[test]
     fn large_products_are_cut_by_rounds_of_the_sms() {
-        // Few rows.
-        assert_eq!([cut(0, 4096, 4096), cut(1, 4608, 4096), cut(64, 8192, 8192)], [Cut::Square; 3]);
-        assert_eq!([cut(1, 8192, 8192), cut(32, 14336, 4096), cut(64, 16384, 4096)], [Cut::Short; 3]);
-        assert_eq!([cut(64, 64, 64), cut(1, 0, 0), cut(16, 2048, 8192)], [Cut::Slim; 3]);
-        assert_eq!(cut(1, 131_072, 4096), Cut::Long);
-        assert_eq!([cut(128, 64, 64), cut(512, 768, 3072), cut(512, 1024, 4096)], [Cut::Square; 3]);
-        // 128 tiles of 64 × 128, and 80, where 160 of 64 × 64 would be two rounds.
-        assert_eq!([cut(1024, 1024, 1024), cut(512, 1280, 5120)], [Cut::Short; 2]);
-        // 80 tiles of 128 × 128 on 80 SMs take less time than 160 of half the size on 132.
-        assert_eq!(cut(512, 2560, 10240), Cut::Narrow);
+        assert_eq!([[128, 64, 64], [512, 768, 3072], [512, 1024, 4096]].map(text), ["64x64"; 3]);
+        // 128 tiles of each.
+        assert_eq!([[512, 1280, 5120], [1024, 1024, 1024], [4096, 768, 768]].map(text), ["64x80", "64x128", "128x192"]);
+        assert_eq!([[512, 2560, 10240], [512, 5120, 1280]].map(text), ["64x192", "128x160"]);
         // One round: persistent programs have nothing to hide.
-        assert_eq!([cut(2048, 2048, 2048), cut(512, 6400, 1600)], [Cut::Wide; 2]);
+        assert_eq!([[2048, 2048, 2048], [512, 6400, 1600]].map(text), ["128x256"; 2]);
         // 800 tiles of 128 × 256 are 6.06 rounds, and 1600 of 128 × 128 are 12.1.
-        assert_eq!(cut(4096, 6400, 1600), Cut::NarrowPersistent);
-        assert_eq!([cut(4096, 4096, 4096), cut(4096, 10240, 2560)], [Cut::WidePersistent; 2]);
-        // In long loops there is little to hide, and the SMs balance by themselves.
-        assert_eq!(cut(8192, 8192, 8192), Cut::Wide);
-        assert_eq!(cut(usize::MAX, usize::MAX, 1), Cut::NarrowPersistent);
+        assert_eq!(text([4096, 6400, 1600]), "128x128p");
+        assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160p", "128x256p"]);
+        assert_eq!(text([usize::MAX, usize::MAX, 1]), "128x128p");
+    }
+
+    #[test]
+    fn cuts_survive_their_text() {
+        for cut in [Cut { tile: [128, 192], persistent: true }, Cut { tile: [64, 80], persistent: false }] {
+            assert_eq!(Cut::from_const(&cut.to_const()), Some(cut));
+        }
+        for wrong in ["", "p", "64", "64x", "axb", "64x64q"] {
+            assert_eq!(Cut::from_const(&ConstValue::Variant(wrong.into())), None, "{wrong}");
+        }
     }
 }

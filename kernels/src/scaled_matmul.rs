@@ -222,11 +222,9 @@ fn default_config(problem: &Problem) -> Config {
         return config_of_cut(
             problem,
             1,
-            match cut {
-                Cut::Wide if two_sums => Cut::Narrow,
-                Cut::WidePersistent if two_sums => Cut::NarrowPersistent,
-                Cut::Long if two_sums => Cut::Short,
-                other => other,
+            match cut.tile {
+                [rows, columns] if two_sums && columns > 128 => Cut { tile: [rows, 128], ..cut },
+                _ => cut,
             },
         );
     }

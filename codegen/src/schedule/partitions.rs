@@ -7,7 +7,7 @@ use super::slice::Slice;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::scratch;
 use crate::ir::nested::is_in_loop;
-use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement, Type};
+use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement, Type, Value};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::{HashMap, HashSet};
 
@@ -31,8 +31,9 @@ pub struct Ring {
     pub tracker: usize,
 }
 
-/// A load shares the mbarriers of a load before it of at least this many times its bytes: waiting for both takes hardly
-/// longer than for the large one, and each mbarrier costs every iteration a wait and an arrival.
+/// A load shares the mbarriers of a load before it where one dot reads both, so that it waits for both anyway, or where that
+/// load has at least this many times its bytes: waiting for both takes hardly longer than for the large one. Each mbarrier
+/// costs every iteration a wait and an arrival.
 const SHARED_BARRIER_RATIO: usize = 8;
 
 impl Ring {
@@ -474,19 +475,37 @@ pub fn buffer_bytes(ty: &Type) -> u32 {
 /// The operand of a dot that TMA does not load.
 fn rings(func: &Func, loads: &[Candidate], allow_tma: bool) -> Result<Vec<Ring>, String> {
     let mut rings: Vec<Ring> = Vec::new();
-    for c in loads {
+    let dots: Vec<HashSet<OpId>> = loads.iter().map(|c| dots_of(func, c)).collect();
+    for (number, c) in loads.iter().enumerate() {
         // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.
         if !c.tma && c.alloc.is_some() {
             let cause = if allow_tma { "no tensor map describes it" } else { "tma is off" };
             return Err(format!("TMA cannot load the operand of a dot at {}: {cause}", func.op(c.load).loc));
         }
         let bytes = c.buffer_bytes() as u32;
-        let is_large = |r: &Ring| c.tma && r.tma && r.bytes as usize >= SHARED_BARRIER_RATIO * c.buffer_bytes();
-        let tracker = match rings.last() {
-            Some(last) if is_large(&rings[last.tracker]) => last.tracker,
-            _ => rings.len(),
-        };
+        let is_large = |r: &Ring| r.bytes as usize >= SHARED_BARRIER_RATIO * c.buffer_bytes();
+        let with_dot = (0..number).find(|&other| !dots[other].is_disjoint(&dots[number]));
+        let with_large = || rings.last().map(|last| last.tracker).filter(|&tracker| is_large(&rings[tracker]));
+        let tracker = with_dot.map(|other| rings[other].tracker).or_else(with_large);
+        let tracker = tracker.filter(|&tracker| c.tma && rings[tracker].tma).unwrap_or(number);
         rings.push(Ring { buffer: c.buffer.clone(), bytes, tma: c.tma, tracker });
     }
     Ok(rings)
+}
+
+/// The dots that read the buffer of a load.
+fn dots_of(func: &Func, c: &Candidate) -> HashSet<OpId> {
+    let mut dots = HashSet::new();
+    let mut buffers: Vec<Value> = c.alloc.map(|alloc| func.result(alloc)).into_iter().collect();
+    while let Some(buffer) = buffers.pop() {
+        for used in func.uses(buffer) {
+            let data = func.op(used.op);
+            match data.op {
+                Op::LocalTrans { .. } => buffers.extend(&data.results),
+                Op::Wgmma { .. } | Op::MmaSync { .. } => _ = dots.insert(used.op),
+                _ => {}
+            }
+        }
+    }
+    dots
 }
