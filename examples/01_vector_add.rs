@@ -15,7 +15,7 @@ use tilewright::prelude::*;
 pub fn vector_add(x: In<f32>, y: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usize) {
     // The indices of this program's elements.
     let i = program_id(0) * tile + arange(0, tile);
-    // The extents of tiles are powers of two, so the last tile may extend beyond n: the mask guards the accesses.
+    // All tiles have the same extent, so the last one may extend beyond n: the mask guards the accesses.
     let mask = i < n;
     // A pointer plus a tile of offsets is a tile of pointers.
     let sum = load(x + i, mask = mask) + load(y + i, mask = mask);

@@ -48,7 +48,12 @@ constexpr_enum! {
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
         Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true, persistent = [false, true]),
         Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true, persistent = [false, true]),
-        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 5, warp_specialize = true, persistent = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 6, warp_specialize = true, persistent = true),
+        Config(m_tile = 128, n_tile = [144, 160, 176], k_tile = 64, num_warps = 8, num_stages = 5, warp_specialize = true, persistent = [false, true]),
+        Config(m_tile = 128, n_tile = [192, 208], k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true, persistent = [false, true]),
+        Config(m_tile = 64, n_tile = [64, 80, 96], k_tile = 128, num_warps = 4, num_stages = 5, warp_specialize = true),
+        Config(m_tile = 64, n_tile = [128, 160, 192], k_tile = 64, num_warps = 4, num_stages = 6, warp_specialize = true),
+        Config(m_tile = 128, n_tile = [64, 96], k_tile = 64, num_warps = 8, num_stages = 7, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, tma = true),
@@ -398,21 +403,29 @@ impl From<Cut> for KeyValue {
     }
 }
 
-/// Tiles for products with many rows. Times in steps of 64 along k of a tile of 128 × 256: that of a step, and for each tile
-/// without and with persistent programs. Least squares of relative errors over 35 products, median times in
+/// Tiles for products with many rows. Times on an H200 in microseconds: that of a step of 64 along k, and for each tile without
+/// and with persistent programs. Least squares of relative errors over 35 products, median times of
 /// `harness/records/2026-11-26-h200-matmul-cuts.jsonl`.
-const TILES: [([usize; 2], [f64; 2], Option<f64>); 11] = [
-    ([64, 64], [0.205, 3.58], None),
-    ([64, 80], [0.260, 3.98], None),
-    ([64, 96], [0.264, 4.15], None),
-    ([64, 128], [0.294, 4.57], None),
-    ([128, 64], [0.321, 4.25], None),
-    ([64, 192], [0.410, 5.33], None),
-    ([128, 96], [0.437, 5.26], None),
-    ([128, 128], [0.509, 5.64], Some(2.82)),
-    ([128, 160], [0.684, 6.06], Some(3.98)),
-    ([128, 192], [0.751, 6.73], Some(4.73)),
-    ([128, 256], [1.0, 7.39], Some(5.61)),
+const TILES: [([usize; 2], [f64; 2], Option<f64>); 19] = [
+    ([64, 64], [0.127, 2.23], None),
+    ([64, 80], [0.149, 2.58], None),
+    ([64, 96], [0.164, 2.55], None),
+    ([64, 128], [0.180, 2.88], None),
+    ([64, 160], [0.226, 2.81], None),
+    ([64, 192], [0.253, 3.29], None),
+    ([128, 64], [0.194, 2.74], None),
+    ([128, 80], [0.230, 2.67], None),
+    ([128, 96], [0.245, 3.17], None),
+    ([128, 112], [0.285, 3.19], Some(2.38)),
+    ([128, 128], [0.315, 3.48], Some(1.73)),
+    ([128, 144], [0.359, 3.41], Some(2.06)),
+    ([128, 160], [0.390, 3.71], Some(2.43)),
+    ([128, 176], [0.430, 3.65], Some(2.51)),
+    ([128, 192], [0.458, 4.06], Some(2.84)),
+    ([128, 208], [0.500, 4.04], Some(2.94)),
+    ([128, 224], [0.559, 4.23], Some(2.90)),
+    ([128, 240], [0.585, 4.30], Some(3.02)),
+    ([128, 256], [0.617, 4.60], Some(3.57)),
 ];
 
 /// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model. An SM computes its tiles one after the
@@ -527,14 +540,13 @@ mod tests {
     #[test]
     fn large_products_are_cut_by_rounds_of_the_sms() {
         assert_eq!([[128, 64, 64], [512, 768, 3072], [512, 1024, 4096]].map(text), ["64x64"; 3]);
-        // 128 tiles of each.
+        // 128 tiles of each, and 124 of 128 × 208.
         assert_eq!([[512, 1280, 5120], [1024, 1024, 1024], [4096, 768, 768]].map(text), ["64x80", "64x128", "128x192"]);
-        assert_eq!([[512, 2560, 10240], [512, 5120, 1280]].map(text), ["64x192", "128x160"]);
+        assert_eq!([[512, 2560, 10240], [512, 5120, 1280], [512, 6400, 1600]].map(text), ["64x160", "128x160", "128x208"]);
         // One round: persistent programs have nothing to hide.
-        assert_eq!([[2048, 2048, 2048], [512, 6400, 1600]].map(text), ["128x256"; 2]);
-        // 800 tiles of 128 × 256 are 6.06 rounds, and 1600 of 128 × 128 are 12.1.
-        assert_eq!(text([4096, 6400, 1600]), "128x128p");
-        assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160p", "128x256p"]);
+        assert_eq!(text([2048, 2048, 2048]), "128x256");
+        // Two rounds of 128 tiles, and of 128.
+        assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160p", "128x208p"]);
         assert_eq!(text([usize::MAX, usize::MAX, 1]), "128x128p");
     }
 

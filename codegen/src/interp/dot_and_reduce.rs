@@ -74,7 +74,7 @@ pub(super) fn tree_reduce<E>(
     mut combine: impl FnMut(&Elements, &Elements) -> Result<Elements, E>,
 ) -> Result<Elements, E> {
     while slice.len() > 1 {
-        let upper = slice.split_off(slice.len() / 2);
+        let upper = slice.split_off(slice.len().div_ceil(2));
         for (low, high) in slice.iter_mut().zip(&upper) {
             *low = combine(low, high)?;
         }

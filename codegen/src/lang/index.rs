@@ -154,6 +154,14 @@ pub(crate) fn check_shape(shape: &[usize]) {
                 .help("a tile has at least one element in each dimension"),
         );
     }
+    let elements = shape.iter().fold(1, |product: usize, &n| product.saturating_mul(n));
+    if elements > MAX_TILE_ELEMENTS {
+        fail(
+            error_here(format!("a tile of shape {shape:?} has {elements} elements, the limit is {MAX_TILE_ELEMENTS}"))
+                .label("too large for one program instance")
+                .help("loop over smaller tiles"),
+        );
+    }
     let count = parts::count(shape);
     if count > parts::MAX_PARTS {
         let next: Vec<usize> = shape.iter().map(|n| n.checked_next_power_of_two().unwrap_or(*n)).collect();
@@ -162,14 +170,6 @@ pub(crate) fn check_shape(shape: &[usize]) {
                 .label("too far from powers of two")
                 .note("an extent is split into powers of two, 96 into 64 and 32; the code of an operation is repeated for each")
                 .help(format!("use {next:?} and mask the elements beyond: `boundary_check` or `mask`")),
-        );
-    }
-    let elements = shape.iter().fold(1, |product: usize, &n| product.saturating_mul(n));
-    if elements > MAX_TILE_ELEMENTS {
-        fail(
-            error_here(format!("a tile of shape {shape:?} has {elements} elements, the limit is {MAX_TILE_ELEMENTS}"))
-                .label("too large for one program instance")
-                .help("loop over smaller tiles"),
         );
     }
 }

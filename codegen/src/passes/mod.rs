@@ -43,6 +43,11 @@ pub struct Pass {
 /// The passes that tools such as `tile-opt` can run by name.
 pub const PASSES: &[Pass] = &[
     Pass {
+        name: "split_tiles",
+        summary: "split tiles into parts whose extents are powers of two",
+        run: split_tiles::run,
+    },
+    Pass {
         name: "alternate_buffers",
         summary: "give buffers of tiles the slots that a schedule asks for (stage async)",
         run: alternate_buffers::run,
@@ -134,11 +139,6 @@ pub const PASSES: &[Pass] = &[
         run: |f| {
             split_loops::run(f);
         },
-    },
-    Pass {
-        name: "split_tiles",
-        summary: "split tiles into parts whose extents are powers of two",
-        run: split_tiles::run,
     },
 ];
 

@@ -6,7 +6,7 @@ use crate::ir::{Elem, Func, Stage};
 use crate::llvm::JitModule;
 use crate::lower::{Unsupported, nvptx};
 use crate::num;
-use crate::passes::PASSES;
+use crate::passes::{PASSES, split_tiles};
 use crate::pipeline::{self, CompileError, Observer, compile_gpu, compile_host};
 use crate::sim;
 use crate::target::{Artifact, Code, GpuArch, HostCpu, HostHooks};
@@ -92,7 +92,10 @@ pub fn check_function(case: &Case, func: &Func, checks: &Checks) -> Result<Count
     run.counts.programs = 1;
     run.expected = catch_panics("interpreter", || run.program.interpret_as(func).map_err(|e| e.to_string()))?;
     if checks.analyses {
-        catch_panics("analyses", || super::check_analyses(run.program, func))?;
+        // Analyses are of tiles whose extents are powers of two.
+        let mut split = func.clone();
+        catch_panics("split_tiles", || Ok(split_tiles::run(&mut split)))?;
+        catch_panics("analyses", || super::check_analyses(run.program, &split))?;
     }
     if checks.each_pass {
         catch_panics("passes", || run.passes())?;

@@ -3,7 +3,7 @@
 use super::{Argument, Options, Program, Rng, dtype_of};
 use crate::ir::{
     Arg, AtomicOp, BinaryOp, BlockId, Builder, CmpOp, DType, Elem, Eviction, Func, Literal, Loc, Op, Padding,
-    Precision, Type, UnaryOp, Value,
+    Precision, Type, UnaryOp, Value, parts,
 };
 use crate::num;
 
@@ -12,7 +12,42 @@ pub(super) const INPUT_ELEMENTS: usize = 64;
 /// Elements per program in a buffer that is divided among the programs.
 pub(super) const ELEMENTS_PER_PROGRAM: usize = 64;
 /// Shapes of tiles; the first is a scalar.
-const SHAPES: &[&[usize]] = &[&[], &[1], &[8], &[16], &[32], &[1, 8], &[4, 8], &[8, 4], &[16, 2], &[8, 8], &[2, 4, 4]];
+const SHAPES: &[&[usize]] = &[
+    &[],
+    &[1],
+    &[8],
+    &[16],
+    &[32],
+    &[1, 8],
+    &[4, 8],
+    &[8, 4],
+    &[16, 2],
+    &[8, 8],
+    &[2, 4, 4],
+    &[24],
+    &[7],
+    &[3, 8],
+    &[4, 12],
+    &[6, 5],
+];
+
+/// The places of the elements of a tile in row-major order, as i32.
+fn row_major(b: &mut Builder, shape: &[usize]) -> Value {
+    let mut sum = b.constant(Literal::Int(0), Type::tensor(shape, DType::I32));
+    let mut stride = 1;
+    for (axis, &extent) in shape.iter().enumerate().rev() {
+        let mut places = b.arange(0, extent as i64);
+        for other in (0..shape.len()).filter(|&other| other != axis) {
+            places = b.expand_dims(places, other);
+        }
+        let places = b.broadcast(places, shape);
+        let factor = b.constant(Literal::Int(stride), Type::tensor(shape, DType::I32));
+        let places = b.binary(BinaryOp::Mul, places, factor);
+        sum = b.binary(BinaryOp::Add, sum, places);
+        stride *= extent as i64;
+    }
+    sum
+}
 
 /// An input buffer: its pointer and element type.
 #[derive(Clone)]
@@ -187,7 +222,8 @@ impl Gen<'_> {
             return v;
         }
         let elements = |s: &[usize]| s.iter().product::<usize>();
-        if !from.is_empty() && !shape.is_empty() && elements(&from) == elements(shape) {
+        let reshapes = elements(&from) == elements(shape) && parts::reshapes(&from, shape);
+        if !from.is_empty() && !shape.is_empty() && reshapes {
             return b.reshape(v, shape);
         }
         let repeats = from.len() == shape.len() && from.iter().zip(shape).all(|(&f, &s)| f == s || f == 1);
@@ -205,13 +241,19 @@ impl Gen<'_> {
         if b.func.ty(v).is_scalar() {
             return v;
         }
-        let flat = if b.func.ty(v).shape().len() == 1 { v } else { b.reshape(v, &[elements]) };
         let op = match dtype {
             DType::Bool => BinaryOp::And,
             _ if self.rng.one_in(2) => BinaryOp::Min,
             _ => BinaryOp::Max,
         };
-        b.reduce_with(op, flat, 0)
+        let mut rest = v;
+        if parts::reshapes(b.func.ty(v).shape(), &[elements]) && b.func.ty(v).shape().len() > 1 {
+            rest = b.reshape(v, &[elements]);
+        }
+        while !b.func.ty(rest).is_scalar() {
+            rest = b.reduce_with(op, rest, b.func.ty(rest).shape().len() - 1);
+        }
+        rest
     }
 
     fn shape(&mut self) -> Vec<usize> {
@@ -290,8 +332,14 @@ impl Gen<'_> {
     /// Indices of this shape below `INPUT_ELEMENTS`, i32; pairwise different if `distinct`.
     fn indices(&mut self, b: &mut Builder, shape: &[usize], distinct: bool) -> Value {
         let elements: usize = shape.iter().product();
-        let flat = if shape.is_empty() { b.int(0, DType::I32) } else { b.arange(0, elements as i64) };
-        let mut index = if shape.len() > 1 { b.reshape(flat, shape) } else { flat };
+        let mut index = match shape {
+            [] => b.int(0, DType::I32),
+            _ if parts::reshapes(&[elements], shape) => {
+                let flat = b.arange(0, elements as i64);
+                if shape.len() > 1 { b.reshape(flat, shape) } else { flat }
+            }
+            _ => row_major(b, shape),
+        };
         if !distinct {
             let offset = self.value(b, shape, DType::I32);
             index = b.binary(BinaryOp::Add, index, offset);
@@ -389,7 +437,11 @@ impl Gen<'_> {
                 let other = self.value(b, &shape, dtype);
                 b.join(v, other)
             }
-            3 if shape.last() == Some(&2) || shape.len() == 2 && b.func.ty(v).numel().is_multiple_of(4) => {
+            3 if shape.last() == Some(&2)
+                || shape.len() == 2
+                    && b.func.ty(v).numel().is_multiple_of(4)
+                    && parts::reshapes(&shape, &[b.func.ty(v).numel() / 2, 2]) =>
+            {
                 let pairs = b.func.ty(v).numel() / 2;
                 let v = if shape.last() == Some(&2) { v } else { b.reshape(v, &[pairs, 2]) };
                 let (first, second) = b.split(v);
@@ -467,7 +519,7 @@ impl Gen<'_> {
     }
 
     fn dot(&mut self, b: &mut Builder) -> Value {
-        let (m, k, n) = (self.rng.pick(&[4, 8]), self.rng.pick(&[4, 8]), self.rng.pick(&[4, 8]));
+        let [m, k, n] = [0; 3].map(|_| self.rng.pick(&[4, 8, 4, 8, 6]));
         let choices: &[(DType, DType)] = if self.options.exact {
             &[(DType::I8, DType::I32), (DType::U8, DType::I32)]
         } else {

@@ -3,7 +3,7 @@
 use super::check::{Checks, Counts, check};
 use super::{Options, case, difference, program};
 use crate::ir::Stage;
-use crate::passes::PASSES;
+use crate::passes::{PASSES, split_tiles};
 use crate::target::{GpuArch, HostCpu};
 use crate::text::{parse, print};
 use crate::verify::verify;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 /// A possible order of the passes of a pipeline; each runs on the result of the previous ones.
 const PIPELINE: &[&str] =
-    &["canonicalize", "cse", "licm", "resolve_views", "canonicalize", "cse", "fold_carried", "dce"];
+    &["split_tiles", "canonicalize", "cse", "licm", "resolve_views", "canonicalize", "cse", "fold_carried", "dce"];
 
 proptest! {
 
@@ -50,6 +50,7 @@ proptest! {
         let fail = |what: String| TestCaseError::fail(format!("seed {seed}: {what}\n{}", print(&p.func)));
         let expected = p.interpret().map_err(|e| fail(e.to_string()))?;
         let mut func = p.func.clone();
+        split_tiles::run(&mut func);
         (PASSES[which].run)(&mut func);
         verify(&func, Stage::Tile).map_err(|e| fail(format!("{}: {}", PASSES[which].name, e[0])))?;
         let found = p.interpret_as(&func).map_err(|e| fail(format!("{}: {e}", PASSES[which].name)))?;

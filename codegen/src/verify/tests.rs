@@ -98,8 +98,9 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
         "%0 = make_view %p, %i, %i, %i {order = [0]} : view<4xf32>
          %1 = for %n, %n, %n, %0 : view<4xf32> (%k: i32, %v: view<4xf32>) { yield %v }",
     ),
-    (Rule::Extents, Stage::Tile, "%0 = splat %x : tensor<3xf32>"),
-    (Rule::Extents, Stage::Tile, "%0 = make_view %p, %i, %i, %i {order = [0]} : view<6xf32>"),
+    (Rule::Extents, Stage::Tile, "%0 = splat %x : tensor<63x63xf32>"),
+    (Rule::Extents, Stage::Tile, "%0 = splat %x : tensor<2x3xf32>\n %1 = reshape %0 : tensor<6xf32>"),
+    (Rule::Extents, Stage::Layout, "%0 = make_view %p, %i, %i, %i {order = [0]} : view<6xf32>"),
     (Rule::Extents, Stage::Async, "%0 = local_alloc : shared<3x3xf32, #l0>"),
     (Rule::Layouts, Stage::Tile, "%0 = splat %x : tensor<4xf32, #l1>"),
     // A shared layout; one of another shape; one that misses elements.

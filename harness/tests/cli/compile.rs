@@ -139,15 +139,15 @@ fn the_ptx_version_is_the_one_asked_for() {
 
 /// The error of an invalid constant names the line in the kernel.
 #[test]
-fn a_tile_that_is_no_power_of_two_names_its_line() {
+fn a_tile_of_too_many_parts_names_its_line() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().display().to_string();
-    let arguments = [&KERNEL[..], &["rows_tile=48,d_tile=64", "--target", "sm_80", "-o", &out]].concat();
+    let arguments = [&KERNEL[..], &["rows_tile=255,d_tile=63", "--target", "sm_80", "-o", &out]].concat();
     // Run inside the sources, so that the message can show the line.
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
     let cache = dir.path().join("cache").display().to_string();
     let message = tilewright_with(sources, &arguments, &[("TILEWRIGHT_CACHE", &cache)]).fails(1);
-    for part in ["powers of two", "48", "weighted_sum.rs:", "x.block", "use 64"] {
+    for part in ["48 parts", "powers of two", "weighted_sum.rs:", "x.block", "use [256, 64]"] {
         assert!(message.contains(part), "`{part}` is missing in:\n{message}");
     }
 }

@@ -98,7 +98,7 @@ fn a_tile_of_zero_is_a_mistake_with_a_message() {
     let mut y = y.tensor_mut([1, 1, 1]).unwrap();
     let x = x.tensor([1, 1, 1, 5]).unwrap();
     let error = WeightedRows { x: &x, w: &w, y: &mut y, tile: 0 }.launch(&device).unwrap_err().to_string();
-    assert!(error.contains("powers of two, found 0"), "{error}");
+    assert!(error.contains("dimension 0 is 0"), "{error}");
 }
 
 /// The transpose of x, through a permuted tensor and a descriptor.

@@ -33,9 +33,19 @@ fn ranks_differ(x: In<f32>, out: Out<f32>) {
 }
 
 #[kernel]
-fn not_a_power_of_two(x: In<f32>, out: Out<f32>) {
-    let a = zeros::<f32>([64, 80]);
+fn too_many_parts(x: In<f32>, out: Out<f32>) {
+    let a = zeros::<f32>([63, 63]);
     store(out, sum(a));
+}
+
+#[kernel]
+fn sorts_another_extent(x: In<f32>, out: Out<f32>) {
+    store(out, sum(sort(zeros::<f32>([4, 96]), axis = 0)));
+}
+
+#[kernel]
+fn takes_an_extent_apart(x: In<f32>, out: Out<f32>) {
+    store(out, sum(zeros::<f32>([2, 96]).reshape([192])));
 }
 
 #[kernel]
@@ -204,7 +214,9 @@ fn mistakes_name_the_line() {
     let kernels = [
         &SHAPES_DIFFER,
         &RANKS_DIFFER,
-        &NOT_A_POWER_OF_TWO,
+        &TOO_MANY_PARTS,
+        &SORTS_ANOTHER_EXTENT,
+        &TAKES_AN_EXTENT_APART,
         &LOOP_CHANGES_SHAPE,
         &BRANCHES_DIFFER,
         &WRITES_AN_INPUT,

@@ -302,6 +302,11 @@ impl Lowering<'_> {
     }
 
     pub(super) fn wgmma(&mut self, id: OpId) -> Result<()> {
+        let joined = self.plan.joined.of(id);
+        if joined.is_empty() {
+            // The instruction of an earlier dot has computed this one.
+            return Ok(());
+        }
         let data = self.func.op(id);
         let Op::Wgmma { warps, k_end, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
@@ -312,7 +317,8 @@ impl Lowering<'_> {
         let m_tiles = m / (16 * warps[0]);
         let instruction = self.instruction(Family::Wgmma, id);
         let k_instr = instruction.k;
-        self.require_registers(instruction.min_registers(n_instr, self.func.ty(a).is_tensor()))?;
+        let columns: Vec<u32> = joined.iter().map(|&id| self.instruction_columns(id)).collect();
+        self.require_registers(instruction.min_registers(columns.iter().sum(), self.func.ty(a).is_tensor()))?;
         let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
         let k_used = k_end.map_or(k_steps, |end| k_steps.min(end.div_ceil(k_instr)));
         let mn_major = instruction.allows_mn_major();
@@ -329,18 +335,23 @@ impl Lowering<'_> {
             let along_n = self.e.hoist(format!("lshr i32 {group}, {}", groups_m.trailing_zeros()));
             (along_m, along_n)
         };
-        let sums = self.regs(acc);
+        let sums: Vec<_> = joined.iter().map(|&id| self.regs(self.func.op(id).operands[2])).collect();
         let starts_at_zero = matches!(self.func.constant(acc), Some(Literal::Float(0.0) | Literal::Int(0)));
         self.e.void("call void asm sideeffect \"wgmma.fence.sync.aligned;\", \"~{memory}\"() #1");
-        let mut out = Vec::new();
-        let per_tile = n_instr as usize / 2;
+        let mut out: Vec<Vec<Val>> = vec![Vec::new(); joined.len()];
         for mi in 0..m_tiles {
             for ni in 0..n_tiles {
                 let b_group = self.warpgroup_offset(&b_matrix, &along_n, n_instr);
                 let b_tile = ni * n_instr * warps[1];
-                let at = (mi * n_tiles + ni) as usize * per_tile;
-                let n_used = self.columns_written(id, ni) as usize;
-                let (own, rest) = sums[at..at + per_tile].split_at(n_used / 2);
+                // The registers of each dot, of which the instruction writes the first ones.
+                let used: Vec<usize> = joined.iter().map(|&id| self.columns_written(id, ni) as usize / 2).collect();
+                let of_tile = |dot: usize| {
+                    let per_tile = columns[dot] as usize / 2;
+                    let at = (mi * n_tiles + ni) as usize * per_tile;
+                    sums[dot][at..at + per_tile].split_at(used[dot])
+                };
+                let mut own: Vec<Val> = (0..joined.len()).flat_map(|dot| of_tile(dot).0.to_vec()).collect();
+                let n_used = 2 * own.len();
                 if n_used > 0 && k_used > 0 {
                     let a = match &a_matrix {
                         Some(matrix) => {
@@ -362,15 +373,19 @@ impl Lowering<'_> {
                     };
                     let b =
                         (self.step_descriptors(&b_matrix, &b_group, b_tile, k_used, k_instr), !b_matrix.matrix.k_major);
-                    out.extend(self.wgmma_tile(instruction, n_used as u32, &a, &b, own, starts_at_zero));
-                } else {
-                    out.extend_from_slice(own);
+                    own = self.wgmma_tile(instruction, n_used as u32, &a, &b, &own, starts_at_zero);
                 }
-                out.extend_from_slice(rest);
+                let mut own = own.into_iter();
+                for (dot, out) in out.iter_mut().enumerate() {
+                    out.extend(own.by_ref().take(used[dot]));
+                    out.extend_from_slice(of_tile(dot).1);
+                }
             }
         }
         self.e.void("call void asm sideeffect \"wgmma.commit_group.sync.aligned;\", \"~{memory}\"() #1");
-        self.set(data.results[0], out);
+        for (dot, out) in joined.into_iter().zip(out) {
+            self.set(self.func.op(dot).results[0], out);
+        }
         Ok(())
     }
 

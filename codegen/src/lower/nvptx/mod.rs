@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops), [`control`] (control flow),
 //! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_reduce`], [`shared`], [`tma`] (mbarriers, TMA, warp
-//! specialization), [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`plan`] (shared memory and barriers),
+//! specialization), [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`joined`] (dots that share an instruction), [`plan`] (shared memory and barriers),
 //! [`thread_dependencies`] (dependencies between threads through global memory).
 
 mod atomic;
@@ -16,6 +16,7 @@ mod debug;
 mod dot;
 mod elementwise;
 mod emit;
+mod joined;
 mod math;
 mod matrix_move;
 mod memory;

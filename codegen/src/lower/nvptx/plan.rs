@@ -18,6 +18,7 @@
 //! and at the end of an iteration the accesses of both change places.
 
 use super::bulk_reduce::BulkReduce;
+use super::joined::{JoinedDots, slot_bytes};
 use super::thread_dependencies::ThreadDependencies;
 use crate::analysis::buffers::{alternation, buffer_of, users};
 use crate::analysis::scratch;
@@ -77,6 +78,7 @@ pub struct SharedPlan {
     bulk_reductions: Rc<HashMap<OpId, BulkReduce>>,
     /// Rings that threads store to, with the loop that uses their two slots in turn.
     stored: Rc<HashMap<OpId, Option<OpId>>>,
+    pub joined: Rc<JoinedDots>,
     /// Whether an op accesses shared memory through the async proxy (`wgmma`, TMA). Only then do ordinary stores
     /// require proxy fences, which architectures before Hopper lack.
     async_proxy: bool,
@@ -248,10 +250,13 @@ impl SharedPlan {
         let has_tma_stores = ops.iter().any(|&id| matches!(func.op(id).op, Op::TmaStore { .. }));
         let by_async_proxy = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::TmaLoad { .. });
         let async_proxy = has_tma_stores || !bulk_reductions.is_empty() || ops.iter().any(by_async_proxy);
+        let stored = stored_rings(func);
+        let joined = JoinedDots::find(func, |ring| stored.contains_key(&ring));
         let mut plan = SharedPlan {
             dependencies,
             bulk_reductions: Rc::new(bulk_reductions),
-            stored: Rc::new(stored_rings(func)),
+            stored: Rc::new(stored),
+            joined: Rc::new(joined),
             has_tma_stores,
             async_proxy,
             ..SharedPlan::default()
@@ -338,6 +343,7 @@ impl SharedPlan {
                 allocations.push(Allocation { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, contents });
             }
         }
+        self.join_rings(&mut allocations);
         // A bulk reduction by rows writes its operand after TMA has read the previous one of all warps, a reduction by
         // parts after TMA has read the previous part of the same warp: these share memory.
         let share = |a: BulkReduce, b: BulkReduce| match (a, b) {
@@ -369,6 +375,13 @@ impl SharedPlan {
             let offsets = if allocation.is_scratch() { &mut self.scratch } else { &mut self.offsets };
             offsets.insert(allocation.op, *at);
         }
+        for rings in &self.joined.rings {
+            let mut at = self.offsets[&rings[0]];
+            for &ring in rings {
+                self.offsets.insert(ring, at);
+                at += slot_bytes(func, ring) as u32;
+            }
+        }
         let end = order.len().saturating_sub(1);
         let place = |(offset, a): &(u32, &Allocation)| {
             let Allocation { op, bytes, first, last, contents, .. } = **a;
@@ -381,6 +394,27 @@ impl SharedPlan {
                 self.scratch.insert(op, at);
             }
         }
+    }
+
+    /// Makes one allocation, of the first, of rings whose slots follow each other.
+    fn join_rings(&self, allocations: &mut Vec<Allocation>) {
+        for rings in &self.joined.rings {
+            let (own, others): (Vec<Allocation>, Vec<Allocation>) =
+                allocations.drain(..).partition(|a| rings.contains(&a.op));
+            *allocations = others;
+            allocations.extend(own.into_iter().reduce(|a, b| Allocation {
+                op: rings[0],
+                bytes: a.bytes + b.bytes,
+                first: a.first.min(b.first),
+                last: a.last.max(b.last),
+                ..a
+            }));
+        }
+    }
+
+    /// Bytes from a slot of a ring to the next one.
+    pub fn pitch(&self, func: &Func, ring: OpId) -> usize {
+        self.joined.pitch(func, ring).unwrap_or_else(|| slot_bytes(func, ring))
     }
 
     fn walk(&mut self, func: &Func, block: BlockId, pending: &mut Pending) {
@@ -577,8 +611,9 @@ impl SharedPlan {
         let id = buffer_of(func, v)?;
         let ty = func.ty(func.result(id));
         let Type::Shared { elem, .. } = ty else { return None };
-        let start = self.offsets[&id];
-        Some(Range { start, end: start + (ty.numel() * elem.bytes()) as u32 })
+        let (start, bytes) = (self.offsets[&id], ty.numel() * elem.bytes());
+        let joined = self.joined.pitch(func, id).map(|pitch| (bytes / slot_bytes(func, id) - 1) * pitch + slot_bytes(func, id));
+        Some(Range { start, end: start + joined.unwrap_or(bytes) as u32 })
     }
 }
 

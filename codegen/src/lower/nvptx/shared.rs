@@ -5,6 +5,7 @@ use super::memory::memory_type;
 use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
 use crate::analysis::access_layout::{async_copy_layout, async_copy_width};
+use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim, LaneGather, LanePlan, LinearLayout, VectorAccess};
@@ -199,11 +200,9 @@ impl Lowering<'_> {
 
     pub(super) fn local_slot(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let ty = self.func.ty(data.results[0]);
-        let Type::Shared { elem, .. } = ty else {
-            panic!("internal compiler error: a slot of a value that is not a buffer")
-        };
-        let bytes = ty.numel() * elem.bytes();
+        let ring = buffer_of(self.func, data.operands[0])
+            .unwrap_or_else(|| panic!("internal compiler error: a slot of a value that is not a buffer"));
+        let bytes = self.plan.pitch(self.func, ring);
         let (base, index) = (self.scalar(data.operands[0]), self.scalar(data.operands[1]));
         let offset = self.e.inst(format!("mul i32 {index}, {bytes}"));
         let at = self.e.inst(format!("add i32 {base}, {offset}"));

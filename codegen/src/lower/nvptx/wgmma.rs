@@ -11,6 +11,7 @@ impl Lowering<'_> {
     pub(super) fn wgmma_wait(&mut self, id: OpId) {
         let data = self.func.op(id);
         let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wgmma_wait") };
+        let pending = self.plan.joined.groups(self.func, id, pending);
         // Registers that no `wgmma` writes keep their values, and take no register if these are constant.
         let written: Vec<Vec<bool>> = data.operands.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
         let mut regs: Vec<Val> = Vec::new();
