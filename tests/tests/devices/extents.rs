@@ -1,6 +1,11 @@
 //! Tiles whose extents are not powers of two, on every device, against plain Rust or f64.
 
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, ParamKind};
+use tilewright::codegen::pipeline::lower_gpu;
+use tilewright::codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright::prelude::*;
+use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::on_device::{devices, outputs};
 
 /// Random numbers from −1 to 1.
@@ -74,7 +79,7 @@ fn rows_are_normalized_and_reduced() {
     }
 }
 
-/// c = a·b in tiles of any size.
+/// c = a·b in tiles of any size. With `by_columns`, b is column-major.
 #[kernel]
 fn product<T: Float>(
     a: Tensor<T, (m, k)>,
@@ -83,12 +88,20 @@ fn product<T: Float>(
     #[constexpr] m_tile: usize,
     #[constexpr] n_tile: usize,
     #[constexpr] k_tile: usize,
+    #[constexpr] by_columns: bool,
 ) {
     let n_tiles = cdiv(n, n_tile);
     let (i, j) = (program_id(0) / n_tiles, program_id(0) % n_tiles);
     let mut acc = zeros::<f32>([m_tile, n_tile]);
     let mut a_block = a.block([i * m_tile, 0], [m_tile, k_tile]);
-    let mut b_block = b.block([0, j * n_tile], [k_tile, n_tile]);
+    let mut b_block = make_block_ptr(
+        b.ptr(),
+        shape = [k, n],
+        strides = [b.stride(0), b.stride(1)],
+        offsets = [0, j * n_tile],
+        block_shape = [k_tile, n_tile],
+        order = if by_columns { [0, 1] } else { [1, 0] },
+    );
     for _ in range(0, cdiv(k, k_tile)) {
         let at = load(a_block, boundary_check = [0, 1], padding = zero);
         let bt = load(b_block, boundary_check = [0, 1], padding = zero);
@@ -106,30 +119,82 @@ fn products_in_tiles_of_any_size() {
         ([48, 96, 24], [100, 96, 50], 4, false),
         ([64, 192, 64], [64, 200, 128], 4, false),
         ([64, 160, 64], [72, 160, 256], 4, true),
-        ([128, 192, 64], [256, 384, 192], 8, true),
+        ([128, 208, 64], [256, 416, 192], 8, true),
+        ([64, 80, 128], [64, 80, 256], 4, true),
         ([20, 7, 5], [23, 14, 11], 4, false),
     ];
-    for ([m_tile, n_tile, k_tile], [m, n, k], warps, specialize) in cases {
+    for (([m_tile, n_tile, k_tile], [m, n, k], warps, specialize), by_columns) in
+        cases.into_iter().flat_map(|case| [(case, false), (case, true)])
+    {
         let convert = |list: Vec<f32>| list.into_iter().map(bf16::from_f32).collect::<Vec<_>>();
         let (a, b) = (convert(random(m * k, 2)), convert(random(k * n, 3)));
+        // The elements of b in memory.
+        let at = |l: usize, j: usize| if by_columns { j * k + l } else { l * n + j };
         let grid = m.div_ceil(m_tile) * n.div_ceil(n_tile);
         let runs = outputs::<f32>(devices(), m * n, |device, c| {
             let (a, b) = (Buffer::from_slice(device, &a)?, Buffer::from_slice(device, &b)?);
-            let (a, b) = (a.tensor([m, k])?, b.tensor([k, n])?);
+            let a = a.tensor([m, k])?;
+            let b = if by_columns { b.tensor([n, k])?.transposed(0, 1) } else { b.tensor([k, n])? };
             let mut c = c.tensor_mut([m, n])?;
             let config = LaunchConfig::new(grid).num_warps(warps).warp_specialize(specialize);
-            Product { a: &a, b: &b, c: &mut c, m_tile, n_tile, k_tile }.launch_with(device, &config)
+            Product { a: &a, b: &b, c: &mut c, m_tile, n_tile, k_tile, by_columns }.launch_with(device, &config)
         });
         for (device, c) in runs {
             for i in 0..m {
                 for j in 0..n {
-                    let want: f64 = (0..k).map(|l| a[i * k + l].to_f64() * b[l * n + j].to_f64()).sum();
+                    let want: f64 = (0..k).map(|l| a[i * k + l].to_f64() * b[at(l, j)].to_f64()).sum();
                     let got = f64::from(c[i * n + j]);
-                    assert!((got - want).abs() < 1e-4, "{device}, {m_tile}x{n_tile}x{k_tile}: ({i}, {j}): {got}, {want}");
+                    assert!(
+                        (got - want).abs() < 1e-4,
+                        "{device}, {m_tile}x{n_tile}x{k_tile}, by columns {by_columns}: ({i}, {j}): {got}, {want}"
+                    );
                 }
             }
         }
     }
+}
+
+/// The columns of the instructions of `product` for Hopper.
+fn instruction_columns(n_tile: usize, k_tile: usize, by_columns: bool) -> Vec<usize> {
+    let consts = [
+        ("m_tile", ConstValue::Int(64)),
+        ("n_tile", ConstValue::Int(n_tile as i64)),
+        ("k_tile", ConstValue::Int(k_tile as i64)),
+        ("by_columns", ConstValue::Bool(by_columns)),
+    ];
+    let mut facts = well_aligned(&PRODUCT);
+    let runtime = PRODUCT.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    let strides = facts.args.iter_mut().zip(runtime).filter(|(_, param)| param.name.starts_with("b_stride"));
+    for ((fact, _), unit) in strides.zip([by_columns, !by_columns]) {
+        *fact = match unit {
+            true => ArgSpec { divisible_by: 1, equal_to: Some(1) },
+            false => ArgSpec { divisible_by: 16, equal_to: None },
+        };
+    }
+    let func = PRODUCT.record(&[DType::BF16], &consts, &facts).expect("the kernel records");
+    let options = CompileOptions {
+        num_stages: 3,
+        schedule: Schedule { warp_specialize: Some(true), ..Schedule::default() },
+        ..CompileOptions::default()
+    };
+    let (_, llvm_ir) = lower_gpu(&func, GpuArch::Sm90a, &options, &mut ()).expect("the kernel compiles");
+    let names = llvm_ir.split("wgmma.mma_async.sync.aligned.m64n").skip(1);
+    let columns = names.filter_map(|rest| rest.split('k').next()?.parse().ok());
+    columns.collect::<std::collections::BTreeSet<usize>>().into_iter().collect()
+}
+
+/// Dots of parts are one instruction where the slots of their rings can follow each other.
+#[test]
+fn dots_of_parts_share_an_instruction() {
+    assert_eq!(instruction_columns(160, 64, true), [160]);
+    assert_eq!(instruction_columns(208, 64, true), [208]);
+    // Rows of b of two panels of 64 columns, and of one.
+    assert_eq!(instruction_columns(192, 64, false), [192]);
+    // 32 columns have another swizzle than 128.
+    assert_eq!(instruction_columns(160, 64, false), [32, 128]);
+    // Columns of b of two panels.
+    assert_eq!(instruction_columns(80, 128, true), [16, 64]);
+    assert_eq!(instruction_columns(128, 64, true), [128]);
 }
 
 /// Running sums along both axes, forward and backward, and the recurrence y = a·y + b, which does not commute.
