@@ -1,6 +1,7 @@
 //! The instructions that compute the dots of a function.
 
 use crate::ir::{DType, Func, Loc, Op, OpId, Type, Value};
+use crate::lower::nvptx::joined_dots;
 use crate::mma::{F64_PART, Family, Instruction};
 use crate::target::GpuArch;
 
@@ -51,7 +52,8 @@ impl Place {
 /// The dots of a function that is lowered for this architecture, one for each place in the source and way to compute it.
 pub fn dots(func: &Func, arch: GpuArch) -> Vec<Dot> {
     let mut dots: Vec<Dot> = Vec::new();
-    for id in func.walk() {
+    let joined = joined_dots(func);
+    for id in func.walk().into_iter().filter(|&id| !joined.of(id).is_empty()) {
         let family = match func.op(id).op {
             Op::Wgmma { .. } => Some(Family::Wgmma),
             Op::MmaSync { .. } => Some(Family::MmaSync),
@@ -61,7 +63,7 @@ pub fn dots(func: &Func, arch: GpuArch) -> Vec<Dot> {
         let data = func.op(id);
         let dot = Dot {
             loc: data.loc.clone(),
-            instruction: family.and_then(|family| mnemonic(func, id, family, arch)),
+            instruction: family.and_then(|family| mnemonic(func, &joined.of(id), family, arch)),
             operands: [0, 1].map(|i| Place::of(func, data.operands[i])),
         };
         if !dots.contains(&dot) {
@@ -71,14 +73,17 @@ pub fn dots(func: &Func, arch: GpuArch) -> Vec<Dot> {
     dots
 }
 
-fn mnemonic(func: &Func, id: OpId, family: Family, arch: GpuArch) -> Option<String> {
-    let data = func.op(id);
+/// The instruction of a dot, or of several that are joined.
+fn mnemonic(func: &Func, ids: &[OpId], family: Family, arch: GpuArch) -> Option<String> {
+    let data = func.op(*ids.first()?);
     let instruction = Instruction::of(func, data, family)?;
     if instruction.acc == DType::F64 && arch < GpuArch::Sm90a {
         return Some(F64_PART.mnemonic(F64_PART.n[0]));
     }
     let columns = match &data.op {
-        Op::Wgmma { warps, .. } => *func.ty(data.results[0]).shape().last()? as u32 / warps[1],
+        Op::Wgmma { warps, .. } => {
+            ids.iter().map(|&id| func.ty(func.op(id).results[0]).shape()[1] as u32 / warps[1]).sum()
+        }
         _ => instruction.n[0],
     };
     Some(instruction.mnemonic(columns.min(instruction.n[1])))

@@ -385,7 +385,7 @@ op_table! {
     Broadcast = "broadcast" (1..1) -> 1, Pure, Tile;
     /// `result.shape[i] = operand.shape[perm[i]]`.
     Trans { perm: Vec<usize> } = "trans" (1..1) -> 1, Pure, Tile;
-    /// The same elements in row-major order under another shape, where [`super::parts::reshapes`].
+    /// The same elements in row-major order under another shape. Only shapes that [`super::parts::reshapes`] accepts.
     Reshape = "reshape" (1..1) -> 1, Pure, Tile;
     /// Joins two tiles of one type along a new last dimension of extent 2.
     Join = "join" (2..2) -> 1, Pure, Tile;

@@ -1,8 +1,8 @@
 //! Parts of tiles whose extents are not powers of two.
 //!
-//! Layouts, vectors and matrix instructions have extents that are powers of two. A tile of another extent consists of
-//! *parts*: one for each bit of the extent, from the largest to the smallest. 192 is 128 and 64, so each part begins at a
-//! multiple of its own extent. A tile of several dimensions has a part for each combination.
+//! Layouts and vectors have extents that are powers of two. A tile of another extent consists of *parts*: one for each bit of
+//! the extent, from the largest to the smallest. 192 is 128 and 64, so each part begins at a multiple of its own extent. A
+//! tile of several dimensions has a part for each combination.
 
 use std::ops::Range;
 

@@ -2,7 +2,7 @@
 
 use super::dtype::Dtype;
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
-use super::index::Extent;
+use super::index::{Extent, check_powers_of_two};
 use super::operand::{Operand, broadcast, common_shape, materialize};
 use super::record::{emit, error_here, fail, print_line, shape};
 use crate::ir::{DType, Op, Type, Value};
@@ -295,6 +295,9 @@ pub fn inline_asm_elementwise<R: AsmResults>(
     }
     let shapes: Vec<Vec<usize>> = args.iter().map(|&v| shape(v)).collect();
     let common = common_shape(&shapes, "`inline_asm_elementwise`");
+    if pack > 1 {
+        check_powers_of_two(&common, "`pack` of `inline_asm_elementwise`");
+    }
     let args: Vec<Value> = args.into_iter().map(|v| broadcast(v, &common)).collect();
     let op = Op::InlineAsm {
         asm: asm.as_ref().to_string(),

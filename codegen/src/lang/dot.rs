@@ -128,7 +128,7 @@ pub(super) fn accumulate(
     check_operands(call, &sa, &sb);
     let result = [&sa[..sa.len() - 1], &sb[sb.len() - 1..]].concat();
     check_shape(&result);
-    check_powers_of_two(&result[..result.len() - 2], &format!("a batch of `{}`", call.name));
+    check_powers_of_two(&result[..result.len() - 2], &format!("the batch of `{}`", call.name));
     if let Some(acc) = acc {
         let found = shape(acc);
         if found != result {

@@ -158,7 +158,7 @@ fn check(operand: &Operand) {
                 .note("formats: e2m1 (two in each u8), e4m3, e5m2, bf16, fp16"),
         );
     }
-    super::index::check_powers_of_two(&unpacked(operand), "dot_scaled");
+    super::index::check_powers_of_two(&unpacked(operand), &format!("`{name}` of `dot_scaled`"));
     super::index::check_shape(&unpacked(operand));
     let Some(scale) = operand.scale else { return };
     if !matches!(dtype_of(scale), DType::U8 | DType::F8E4M3) {

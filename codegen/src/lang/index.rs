@@ -167,8 +167,8 @@ pub(crate) fn check_shape(shape: &[usize]) {
         let next: Vec<usize> = shape.iter().map(|n| n.checked_next_power_of_two().unwrap_or(*n)).collect();
         fail(
             error_here(format!("a tile of shape {shape:?} consists of {count} parts, the limit is {}", parts::MAX_PARTS))
-                .label("too far from powers of two")
-                .note("an extent is split into powers of two, 96 into 64 and 32; the code of an operation is repeated for each")
+                .label("each part is the product of powers of two")
+                .note("extents are split into powers of two, 96 into 64 and 32; the code of an operation is repeated for each part")
                 .help(format!("use {next:?} and mask the elements beyond: `boundary_check` or `mask`")),
         );
     }
@@ -178,9 +178,11 @@ pub(crate) fn check_shape(shape: &[usize]) {
 #[track_caller]
 pub(crate) fn check_powers_of_two(shape: &[usize], what: &str) {
     if let Some(axis) = shape.iter().position(|n| !n.is_power_of_two()) {
+        let next: Vec<usize> = shape.iter().map(|n| n.next_power_of_two()).collect();
         fail(
-            error_here(format!("`{what}` needs extents that are powers of two, found {shape:?}"))
-                .label(format!("dimension {axis} is {}", shape[axis])),
+            error_here(format!("{what} needs extents that are powers of two, found {shape:?}"))
+                .label(format!("dimension {axis} is {}", shape[axis]))
+                .help(format!("use {next:?} and fill the elements beyond, as with `where_`")),
         );
     }
 }

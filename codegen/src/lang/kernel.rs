@@ -464,7 +464,7 @@ fn first_limit_violation(func: &Func) -> Option<Diagnostic> {
         Diagnostic::new(limit.message, limit.loc)
             .label("out of range")
             .note(op)
-            .help("use smaller constants for smaller tiles"),
+            .help("use smaller constants for smaller tiles, or powers of two"),
     )
 }
 

@@ -115,7 +115,7 @@ macro_rules! packs {
                 if !to.last().is_some_and(|n| n.is_multiple_of($n)) {
                     fail(
                         error_here(format!("`pack = {}` for tiles of shape {to:?}", $n))
-                            .label("the last extent is smaller")
+                            .label("the last extent is not a multiple of `pack`")
                             .help("leave `pack` out"),
                     );
                 }

@@ -4,7 +4,7 @@ use super::arith::binary;
 use super::control::Carried;
 use super::dtype::{Dtype, Int, Num, Summed};
 use super::handle::{Data, Scalar, Tile};
-use super::index::{AxisArg, AxisIndex, check_axis};
+use super::index::{AxisArg, AxisIndex, check_axis, check_powers_of_two};
 use super::operand::{Number, Raw, constant};
 use super::record::{
     CombineAssert, add_combine_flags, combining, emit, emit_at, emit_in, error_here, fail, ops_of, region, shape,
@@ -13,6 +13,7 @@ use super::record::{
 use crate::diag::Diagnostic;
 use crate::ir::nested::copy_region;
 use crate::ir::{BinaryOp, CmpOp, DType, Effects, Loc, Op, Type, Value};
+use crate::layout::MAX_RANK;
 use std::collections::HashMap;
 
 /// One tile, or several of the same shape that are reduced or scanned together.
@@ -418,6 +419,10 @@ fn scan_named<R: Reducible, E: Carried<Handle = R::Element>>(
     let tiles = x.tiles();
     let from = require_same_shape(&tiles, what);
     let axis = check_axis(axis, from.len(), what);
+    if from.len() == MAX_RANK {
+        // The results of two parts get a dimension more.
+        check_powers_of_two(&from, &format!("`{what}` of {MAX_RANK} dimensions"));
+    }
     let region = combine_region::<R, E>(&tiles, combine);
     let tiles = region.operands(tiles);
     let types: Vec<Type> = tiles.iter().map(|&v| ty(v)).collect();

@@ -3,7 +3,7 @@
 use super::diag_text;
 use super::dtype::Dtype;
 use super::handle::{Data, PtrTile, Tile};
-use super::index::{AxisIndex, ExtentList, check_axis, check_shape};
+use super::index::{AxisIndex, ExtentList, check_axis, check_powers_of_two, check_shape};
 use super::operand::{broadcast as broadcast_value, common_shape};
 use super::record::{emit, error_here, fail, shape};
 use crate::ir::{Value, parts};
@@ -136,9 +136,9 @@ pub fn reshape<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     }
     if !parts::reshapes(&from, to) {
         fail(
-            error_here(format!("`reshape` from {from:?} to {to:?} takes an extent apart that is not a power of two"))
+            error_here(format!("`reshape` from {from:?} to {to:?} divides an extent that is not a power of two"))
                 .label("only the first of dimensions that are combined or divided may be another number")
-                .help("permute the dimensions before and after: `.permute([…])`"),
+                .help("keep the dimensions apart, or use extents that are powers of two"),
         );
     }
     x.tile(if from.is_empty() { emit(|b| b.splat(v, to)) } else { emit(|b| b.reshape(v, to)) })
@@ -216,6 +216,7 @@ pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>, axis: impl AxisIndex) -> Tile<T> {
     }
     let (rank, mut to) = (from.len(), from);
     let axis = check_axis(axis.axis_index(), rank, "cat");
+    check_powers_of_two(&to[axis..=axis], &format!("`cat` along dimension {axis}"));
     let mut order: Vec<usize> = (0..rank).collect();
     order.insert(axis, rank);
     to[axis] *= 2;

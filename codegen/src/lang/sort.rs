@@ -38,7 +38,14 @@ pub fn gather<T: Dtype, I: Int>(x: Tile<T>, index: Tile<I>, axis: impl AxisIndex
         );
     }
     Tile::from_value(emit(|b| {
-        let index = b.cast(index.value(), DType::I32);
+        let mut index = index.value();
+        // A conversion to i32 is a remainder by 2³², which is one by the extent only where that is a power of two.
+        let fits = matches!(I::dtype(), DType::I8 | DType::I16 | DType::I32 | DType::U8 | DType::U16);
+        if !fits && !from[axis].is_power_of_two() {
+            let extent = b.constant(Literal::Int(from[axis] as i64), Type::tensor(&to, I::dtype()));
+            index = b.binary(BinaryOp::Rem, index, extent);
+        }
+        let index = b.cast(index, DType::I32);
         b.gather(x.value(), index, axis)
     }))
 }
@@ -130,7 +137,7 @@ fn sorted<T: Num>(x: Tile<T>, axis: usize, descending: bool) -> Value {
 #[track_caller]
 pub fn sort<T: Num>(x: Tile<T>, axis: impl AxisIndex, descending: bool) -> Tile<T> {
     let axis = check_axis(axis.axis_index(), x.rank(), "sort");
-    check_powers_of_two(&shape(x.value()), "sort");
+    check_powers_of_two(&shape(x.value()), "`sort`");
     Tile::from_value(sorted(x, axis, descending))
 }
 
@@ -139,7 +146,7 @@ pub fn sort<T: Num>(x: Tile<T>, axis: impl AxisIndex, descending: bool) -> Tile<
 pub fn topk<T: Num>(x: Tile<T>, k: impl Extent, axis: impl AxisIndex) -> Tile<T> {
     let (from, k) = (shape(x.value()), k.extent());
     let axis = check_axis(axis.axis_index(), from.len(), "topk");
-    check_powers_of_two(&from, "topk");
+    check_powers_of_two(&from, "`topk`");
     if k > from[axis] {
         fail(
             error_here(format!("`topk` of {k} elements along an axis of {}", from[axis]))
@@ -149,7 +156,7 @@ pub fn topk<T: Num>(x: Tile<T>, k: impl Extent, axis: impl AxisIndex) -> Tile<T>
     }
     let mut to = from;
     to[axis] = k;
-    check_powers_of_two(&to, "topk");
+    check_powers_of_two(&to, "`topk`");
     let all = sorted(x, axis, true);
     Tile::from_value(emit(|b| {
         let index = positions(b, &to, axis);
@@ -166,9 +173,9 @@ const COMPARISONS: usize = 1 << 14;
 pub fn histogram<I: Int>(x: Tile<I>, num_bins: impl Extent, mask: impl Mask) -> Tile<i32> {
     let bins = num_bins.extent();
     check_shape(&[bins]);
-    check_powers_of_two(&[bins], "histogram");
+    check_powers_of_two(&[bins], "`histogram`");
     let from = shape(x.value());
-    check_powers_of_two(&from, "histogram");
+    check_powers_of_two(&from, "`histogram`");
     let n: usize = from.iter().product();
     let x = match mask.mask() {
         None => emit(|b| b.cast(x.value(), DType::I32)),

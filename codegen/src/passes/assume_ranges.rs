@@ -7,7 +7,7 @@
 //! Does: where an access through pointers becomes wider if a dividend is not negative and a divisor positive, replaces
 //! them by hints that say so. [`Footprint::violated_assumption`](crate::analysis::bounds::Footprint) checks them with
 //! the numbers of a launch.
-//! The result has the parts of tiles ([`split_tiles`]), whose accesses these are.
+//! The result is split ([`split_tiles`]): the accesses are those of parts.
 //! Requires: a verified function of stage *tile*, and that every launch of the resulting code makes this check.
 //! Keeps: every computed value in launches that pass the check.
 //! Does not: assume anything that does not widen an access, nor anything about values that no launch knows, such as

@@ -42,6 +42,7 @@ pub struct Pass {
 
 /// The passes that tools such as `tile-opt` can run by name.
 pub const PASSES: &[Pass] = &[
+    // First: the others require extents that are powers of two.
     Pass {
         name: "split_tiles",
         summary: "split tiles into parts whose extents are powers of two",

@@ -4,9 +4,9 @@
 //! branches carry the parts. A dot of parts sums over the parts of K in their order; reductions and scans along a split
 //! dimension combine the results of its parts.
 //! Requires: a verified function at stage *tile*.
-//! Keeps: every value read and written, but for the order of sums of floats.
-//! Does not: change a function in which all extents are powers of two. Split a `hint` that holds for a part only because of
-//! its neighbors: such parts have a weaker one.
+//! Keeps: every value read and written, but for the order of sums of floats and their roundings.
+//! Does not: change a function in which all extents are powers of two. Keep a `hint` that holds for a part only because
+//! of its neighbors: the part has a weaker one.
 
 use super::dce;
 use crate::ir::nested::copy_region;
@@ -146,7 +146,39 @@ impl Pass<'_> {
                     self.func.erase(one);
                 }
             }
-            _ => self.part_by_part(block, id),
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Cmp(_)
+            | Op::Constant { .. }
+            | Op::Arange { .. }
+            | Op::MakeView { .. }
+            | Op::Advance
+            | Op::LoadView { .. }
+            | Op::StoreView { .. }
+            | Op::AtomicView { .. }
+            | Op::PtrAdd
+            | Op::Load { .. }
+            | Op::Store { .. }
+            | Op::AtomicRmw { .. }
+            | Op::AtomicCas { .. }
+            | Op::Splat
+            | Op::ExpandDims { .. }
+            | Op::Broadcast
+            | Op::Trans { .. }
+            | Op::Reshape
+            | Op::Join
+            | Op::Split
+            | Op::Fma
+            | Op::Select
+            | Op::Cast
+            | Op::Bitcast
+            | Op::InlineAsm { .. }
+            | Op::Hint { .. }
+            | Op::DevicePrint { .. }
+            | Op::DeviceAssert { .. } => self.part_by_part(block, id),
+            other => {
+                panic!("internal compiler error: `{}` of a tile that is split; please report this", other.mnemonic())
+            }
         }
         self.func.erase(id);
     }
@@ -224,8 +256,7 @@ impl Pass<'_> {
         for place in parts::places(&acc.1) {
             let mut sum = acc.0[parts::place(&acc.1, &place)];
             for k in 0..depth {
-                let operands =
-                    [a.0[parts::place(&a.1, &[place[0], k])], b.0[parts::place(&b.1, &[k, place[1]])], sum];
+                let operands = [a.0[parts::place(&a.1, &[place[0], k])], b.0[parts::place(&b.1, &[k, place[1]])], sum];
                 let (ty, depth) = (self.func.ty(sum).clone(), self.shape(operands[0])[1] as u32);
                 let op = match data.op {
                     Op::Dot { precision, max_imprecise } => {
@@ -243,12 +274,20 @@ impl Pass<'_> {
     /// A copy of a reduction or scan `id` for other operands. Its results have the operands' shape, without `removed`.
     fn combine(&mut self, block: BlockId, id: OpId, op: Op, operands: &[Value], removed: Option<usize>) -> Vec<Value> {
         let data = self.func.op(id).clone();
-        let types: Vec<Type> = operands.iter().zip(&data.results).map(|(&v, &like)| {
-            let mut shape = self.shape(v);
-            removed.map(|axis| shape.remove(axis));
-            let elem = self.func.ty(like).elem().expect("internal compiler error: a reduction without elements; please report this");
-            Type::tensor(&shape, elem)
-        }).collect();
+        let types: Vec<Type> = operands
+            .iter()
+            .zip(&data.results)
+            .map(|(&v, &like)| {
+                let mut shape = self.shape(v);
+                removed.map(|axis| shape.remove(axis));
+                let elem = self
+                    .func
+                    .ty(like)
+                    .elem()
+                    .expect("internal compiler error: a reduction without elements; please report this");
+                Type::tensor(&shape, elem)
+            })
+            .collect();
         let region = copy_region(self.func, data.regions[0], &mut HashMap::new());
         let new = self.builder(block, id).op_with_regions(op, operands, &types, &[region]);
         self.func.op(new).results.clone()

@@ -4,7 +4,7 @@ use super::Rng;
 use crate::ir::BinaryOp::{Add, And, Max, Mul, Or, Sub, Xor};
 use crate::ir::DType::{F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
 use crate::ir::Op::{Binary, Fma};
-use crate::ir::{DType, Func, Op, OpId};
+use crate::ir::{DType, Func, Op, OpId, parts};
 use std::collections::HashSet;
 
 /// An op that can be rewritten, and its replacement.
@@ -52,7 +52,8 @@ pub(super) fn write(func: &mut Func, rng: &mut Rng) {
         let Some(&AsmPattern { asm, constraints, pack, .. }) = pattern else { continue };
         // If a thread holds fewer elements than the assembly packs, compilation is refused; this should be rare.
         let rare = if pack == 1 { 2 } else { 12 };
-        if !combined.contains(&id) && rng.one_in(rare) {
+        let whole = pack == 1 || data.results.iter().all(|&v| parts::count(func.ty(v).shape()) == 1);
+        if !combined.contains(&id) && rng.one_in(rare) && whole {
             *func.op_mut(id) = Op::InlineAsm { asm: asm.into(), constraints: constraints.into(), pack, pure: true };
         }
     }

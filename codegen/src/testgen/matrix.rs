@@ -114,12 +114,15 @@ fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
             (DType::I8, DType::U8, DType::I32),
             (DType::F64, DType::F64, DType::F64),
         ]);
-        let tile =
-            [rng.pick(&[16, 32, 64, 64, 64, 128]), rng.pick(&[8, 16, 32, 64, 64, 128]), rng.pick(&[8, 16, 32, 64])];
+        let tile = [
+            rng.pick(&[16, 32, 64, 64, 64, 128]),
+            rng.pick(&[8, 16, 32, 64, 64, 128, 24, 80]),
+            rng.pick(&[8, 16, 32, 64]),
+        ];
         ([a, b], acc, tile)
     };
     if tma_compatible {
-        tile = [rng.pick(&[64, 128, 128]), rng.pick(&[8, 16, 32, 64]), rng.pick(&[16, 32, 64])];
+        tile = [rng.pick(&[64, 128, 128]), rng.pick(&[8, 16, 32, 64, 24, 96]), rng.pick(&[16, 32, 64])];
     }
     let tiles = [rng.range(1, 2) as usize, rng.range(1, 2) as usize];
     let slow = !matches!(operands[0], DType::F16 | DType::BF16 | DType::F32);

@@ -1,7 +1,8 @@
 //! Type rules of `dot`, `reduce` and `scan`.
 
 use super::{Check, OpCx, Rule, require, same_types};
-use crate::ir::{DType, Effects, Elem, Op, Type};
+use crate::ir::{DType, Effects, Elem, Op, Type, parts};
+use crate::layout::MAX_RANK;
 
 /// Element type of the accumulator for operands of these types; `None` if `dot` does not support them.
 pub(super) fn accumulator(a: DType, b: DType) -> Option<DType> {
@@ -61,6 +62,10 @@ pub(super) fn reduce(cx: &OpCx, axis: usize) -> Check {
 
 pub(super) fn scan(cx: &OpCx, axis: usize) -> Check {
     check_combine(cx, axis)?;
+    let shape = cx.operand(0).shape();
+    require(shape.len() < MAX_RANK || parts::count(shape) == 1, Rule::Extents, || {
+        format!("a scan of {MAX_RANK} dimensions needs extents that are powers of two, found {shape:?}")
+    })?;
     same_types(Rule::ResultTypes, "the results of `scan`", &cx.operands(), &cx.results())
 }
 

@@ -108,12 +108,10 @@ pub(super) fn inline_asm(cx: &OpCx, pack: usize) -> Check {
             format!("operands and results should be scalars or tiles of one shape, found {} and {ty}", types[0])
         })?;
     }
-    if let Some(&ty) = types.first().filter(|ty| parts::count(ty.shape()) > 1) {
-        let fits = parts::of(ty.shape()).iter().all(|part| part.shape.last().is_some_and(|n| n.is_multiple_of(pack)));
-        require(fits, Rule::OperandTypes, || {
-            format!("the last extent should consist of powers of two of at least `pack` = {pack} elements, found {ty}")
-        })?;
-    }
+    let whole = types.first().is_none_or(|ty| parts::count(ty.shape()) == 1);
+    require(pack == 1 || whole, Rule::Extents, || {
+        format!("`pack` = {pack} needs extents that are powers of two, found {}", types[0])
+    })?;
     Ok(())
 }
 

@@ -52,8 +52,8 @@ attr_enum! {
 
         // Types.
 
-        /// Extents of tiles and view blocks are powers of two, with at most 2^20 elements. The same holds for shared
-        /// buffers, except for the first extent, which may count buffers.
+        /// Tiles and view blocks have at most 2^20 elements and 16 parts; after stage tile, extents are powers of two. The
+        /// same holds for shared buffers, except for the first extent, which may count buffers.
         Extents = "extents",
         /// At stage tile, tiles have no layout. From stage layout on, they have a distributed layout of their shape
         /// that covers every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape

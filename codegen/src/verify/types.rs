@@ -47,7 +47,10 @@ fn extents(ty: &Type, shape: &[usize], stage: Stage) -> Check {
     }
     let count = parts::count(shape);
     require(count <= parts::MAX_PARTS, Rule::Extents, || {
-        format!("a tile should have at most {} parts of extents that are powers of two, found {count} in {ty}", parts::MAX_PARTS)
+        format!(
+            "a tile should have at most {} parts of extents that are powers of two, found {count} in {ty}",
+            parts::MAX_PARTS
+        )
     })?;
     let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
     require(elements.is_some_and(|n| n <= MAX_ELEMENTS), Rule::Extents, || {

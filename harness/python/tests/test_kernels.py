@@ -76,7 +76,7 @@ def test_a_grid_of_zero_does_nothing():
         ({"rows": 3.5}, TypeError, "`rows` expects a number of type i32, found float"),
         ({"rows": None}, TypeError, "`rows` expects a number of type i32, found NoneType"),
         ({"rows_tile": -4}, TypeError, r"the constant `rows_tile` \(usize\) cannot be -4"),
-        ({"rows_tile": 3}, tw.Error, "must be powers of two"),
+        ({"rows_tile": 63, "d_tile": 63}, tw.Error, "consists of 36 parts"),
         ({"height": 3}, TypeError, "has no parameter `height`: its parameters are x, y"),
         ({"grid": -1}, tw.Error, "the grid's x extent is -1"),
         ({"grid": "ten"}, TypeError, "grid: expected one to three integers"),

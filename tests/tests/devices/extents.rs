@@ -205,12 +205,7 @@ fn scans(x: In<i32>, y: Out<i32>, #[constexpr] rows: usize, #[constexpr] columns
     let n = rows * columns;
     store(y + at, cumsum(tile, axis = 0));
     store(y + at + n, cumsum(tile, axis = 1, reverse = true));
-    let (_, b) = associative_scan(
-        (tile, tile + 1),
-        axis = 1,
-        |(a, b), (c, d)| (a * c, b * c + d),
-        reverse = false,
-    );
+    let (_, b) = associative_scan((tile, tile + 1), axis = 1, |(a, b), (c, d)| (a * c, b * c + d), reverse = false);
     store(y + at + 2 * n, b);
     let (_, back) = associative_scan((tile, tile + 1), axis = 0, |(a, b), (c, d)| (a * c, b * c + d), reverse = true);
     store(y + at + 3 * n, back);

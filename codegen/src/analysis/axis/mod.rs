@@ -1,6 +1,8 @@
 //! Axis analysis: contiguity, divisibility, constancy and ranges of integer and pointer values, per dimension of a tile
 //! (as in Triton's `AxisInfo`).
 //!
+//! Of tiles whose extents are powers of two: `passes::split_tiles` comes first.
+//!
 //! Vectorization and coalescing depend on it: a run of `contiguity` neighbors whose first address is a multiple of 16
 //! bytes can be one 128-bit access if the mask is constant over the run (`constancy`).
 //!

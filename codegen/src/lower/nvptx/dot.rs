@@ -3,7 +3,7 @@
 use super::emit::Val;
 use super::shared::SharedAccess;
 use super::{Lowering, Result, llvm_type};
-use crate::ir::{DType, Elem, Literal, Op, OpId, Precision, Type, Value};
+use crate::ir::{DType, Elem, Func, Literal, Op, OpId, Precision, Type, Value};
 use crate::layout::{Dim, Index, LinearLayout, ThreadBases};
 use crate::mma::shared::Matrix;
 use crate::mma::{F64_PART, Family, Instruction};
@@ -547,6 +547,15 @@ impl Lowering<'_> {
         ));
         (0..count).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect()
     }
+}
+
+/// Whether a thread has the registers for one `wgmma` of all columns of these dots.
+pub(super) fn fit_registers(func: &Func, dots: &[OpId], registers: u32) -> bool {
+    let columns = dots.iter().map(|&id| func.ty(func.op(id).results[0]).shape()[1] as u32).sum();
+    let first = func.op(dots[0]);
+    let a_in_registers = func.ty(first.operands[0]).is_tensor();
+    let instruction = Instruction::of(func, first, Family::Wgmma);
+    instruction.is_some_and(|instruction| instruction.min_registers(columns, a_in_registers) <= registers)
 }
 
 /// The constraint of a number in a register of its type.

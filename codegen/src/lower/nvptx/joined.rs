@@ -1,5 +1,5 @@
-//! Dots that are joined: one `wgmma` of 160 columns for the dots of a with 128 and with 32 columns, the parts of a tile
-//! ([`crate::ir::parts`]).
+//! Dots that are joined: one `wgmma` of 160 columns for the dots of a with 128 and with 32 columns, as those of the parts of
+//! a tile ([`crate::ir::parts`]).
 //!
 //! A `wgmma` reads a from shared memory once for all of its columns, so narrow ones are limited by that. Two dots that
 //! follow each other are joined where they multiply the same a, and their operands b come from rings of which each slot can
@@ -49,6 +49,11 @@ impl JoinedDots {
             }
         }
         joined
+    }
+
+    /// Keeps only the joins that `fits` accepts: the others are computed one by one, in the same memory.
+    pub fn retain(&mut self, fits: impl Fn(&[OpId]) -> bool) {
+        self.dots.retain(|_, dots| fits(dots));
     }
 
     /// The dots that the `wgmma` of a dot computes: none if it is joined to one before it.
@@ -104,8 +109,10 @@ fn run(func: &Func, first: OpId) -> (Vec<OpId>, Vec<OpId>) {
             let same = func.op(first).op == data.op && func.op(first).operands[0] == data.operands[0];
             let Some(next) = next.filter(|_| ready && same) else { break };
             columns += next.matrix.extent;
-            let instruction = Instruction::of(func, data, Family::Wgmma);
-            if !instruction.is_some_and(|instruction| instruction.columns().any(|n| n == columns)) {
+            let instruction = |id: OpId| Instruction::of(func, func.op(id), Family::Wgmma);
+            let types = |id: OpId| instruction(id).map(|instruction| instruction.operands);
+            let is_legal = instruction(id).is_some_and(|instruction| instruction.columns().any(|n| n == columns));
+            if !is_legal || types(first) != types(id) {
                 break;
             }
             dots.push(id);

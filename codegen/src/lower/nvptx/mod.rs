@@ -32,6 +32,7 @@ mod wgmma;
 
 use self::emit::{Emitter, Val};
 pub(crate) use self::emit::{LOC_COMMENT, USER_ASM};
+pub use self::joined::JoinedDots;
 use self::plan::SharedPlan;
 pub use self::plan::{Contents, Placed};
 use self::thread_dependencies::ThreadDependencies;
@@ -77,6 +78,12 @@ pub fn shared_memory(func: &Func, arch: GpuArch) -> SharedMemory {
     SharedMemory { bytes: plan.bytes, parts: plan.placed, barriers }
 }
 
+/// The dots of a function of stage *async* that share instructions.
+pub fn joined_dots(func: &Func) -> JoinedDots {
+    let stored = plan::stored_rings(func);
+    JoinedDots::find(func, |ring| stored.contains_key(&ring))
+}
+
 fn plan_shared_memory(func: &Func, axis: &AxisAnalysis, arch: GpuArch) -> SharedPlan {
     let dependencies = Rc::new(ThreadDependencies::new(func, axis));
     let reductions = bulk_reduce::find(func, axis, &dependencies, arch);
@@ -95,7 +102,9 @@ fn plan_shared_memory(func: &Func, axis: &AxisAnalysis, arch: GpuArch) -> Shared
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
     let threads = block_threads(func, options);
     let axis = AxisAnalysis::new(func);
-    let plan = plan_shared_memory(func, &axis, arch);
+    let mut plan = plan_shared_memory(func, &axis, arch);
+    let registers = registers_for_mma(func, options, threads);
+    Rc::make_mut(&mut plan.joined).retain(|dots| dot::fit_registers(func, dots, registers));
     let dependencies = plan.dependencies.clone();
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
@@ -125,7 +134,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         consumers: None,
         replicas: replicas(func),
         replica: None,
-        registers: registers_for_mma(func, options, threads),
+        registers,
         e,
         loc: func.loc.clone(),
     };

@@ -612,13 +612,14 @@ impl SharedPlan {
         let ty = func.ty(func.result(id));
         let Type::Shared { elem, .. } = ty else { return None };
         let (start, bytes) = (self.offsets[&id], ty.numel() * elem.bytes());
-        let joined = self.joined.pitch(func, id).map(|pitch| (bytes / slot_bytes(func, id) - 1) * pitch + slot_bytes(func, id));
+        let joined =
+            self.joined.pitch(func, id).map(|pitch| (bytes / slot_bytes(func, id) - 1) * pitch + slot_bytes(func, id));
         Some(Range { start, end: start + joined.unwrap_or(bytes) as u32 })
     }
 }
 
 /// The rings that threads store to, with the loop that uses their two slots in turn, if there is one.
-fn stored_rings(func: &Func) -> HashMap<OpId, Option<OpId>> {
+pub(super) fn stored_rings(func: &Func) -> HashMap<OpId, Option<OpId>> {
     let store = |&id: &OpId| func.op(id).op == Op::LocalStore;
     let buffers = func.walk().into_iter().filter(store).filter_map(|id| buffer_of(func, func.op(id).operands[0]));
     let rings = buffers.filter(|&buffer| func.op(buffer).operands.is_empty());
