@@ -66,7 +66,7 @@ pub fn places(shape: &[usize]) -> Vec<Vec<usize>> {
 
 /// Whether a reshape keeps parts apart: the parts of the result are those of the operand under another shape, in the same
 /// order. They are where dimensions are combined and divided such that the first of them alone is not a power of two, as
-/// in [96, 2] → [192], but not in [2, 96] → [192].
+/// in `[96, 2]` to `[192]`, but not in `[2, 96]` to `[192]`.
 pub fn reshapes(from: &[usize], to: &[usize]) -> bool {
     let (mut from, mut to) = (from.iter().copied().peekable(), to.iter().copied().peekable());
     // Each turn takes the fewest dimensions of both that have the same number of elements.
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn parts_cover_a_tile_once() {
         assert_eq!(along(192), [0..128, 128..192]);
-        assert_eq!(along(64), [0..64]);
+        assert_eq!(along(64), std::slice::from_ref(&(0..64)));
         assert_eq!(count(&[7, 3, 4]), 6);
         for shape in [vec![], vec![1], vec![7, 3, 4], vec![96, 5]] {
             let mut seen = std::collections::HashSet::new();

@@ -58,7 +58,6 @@ fn rows_are_normalized_and_reduced() {
             SoftmaxTile { x: &view, y: &mut out, of_all: &mut of_all, rows, columns }
                 .launch(&device, programs)
                 .unwrap_or_else(|error| panic!("{device} {rows}x{columns}: {error}"));
-            drop(out);
             let (y, of_all) = (y.to_vec().unwrap(), of_all.to_vec().unwrap());
             for r in 0..m {
                 for (c, want) in of_row(r).iter().enumerate() {
@@ -329,7 +328,7 @@ fn carried(x: In<i32>, n: i32, y: InOut<i32>, #[constexpr] tile: usize) {
 #[test]
 fn loops_carry_tiles_of_any_size() {
     for (tile, n) in [(96, 500), (6, 100), (10, 7)] {
-        let x: Vec<i32> = (0..n as i32).map(|i| (i * 31) % 17 + 1).collect();
+        let x: Vec<i32> = (0..n).map(|i| (i * 31) % 17 + 1).collect();
         let mut total = vec![0; tile];
         for (i, v) in x.iter().enumerate() {
             total[i % tile] += if i / tile > 1 { 2 * v } else { *v };
@@ -343,7 +342,7 @@ fn loops_carry_tiles_of_any_size() {
         for device in devices() {
             let at = Buffer::from_slice(&device, &x).unwrap();
             let mut y = Buffer::from_slice(&device, &vec![5i32; tile]).unwrap();
-            Carried { x: &at, n: n as i32, y: &mut y, tile }.launch(&device, 1).unwrap();
+            Carried { x: &at, n, y: &mut y, tile }.launch(&device, 1).unwrap();
             assert_eq!(y.to_vec().unwrap(), want, "{device}, tile {tile}");
         }
     }
