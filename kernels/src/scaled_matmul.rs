@@ -223,7 +223,7 @@ fn default_config(problem: &Problem) -> Config {
             problem,
             1,
             match cut.tile {
-                [rows, columns] if two_sums && columns > 128 => Cut { tile: [rows, 128], ..cut },
+                [rows, columns] if two_sums && columns > 160 => Cut { tile: [rows, 128], ..cut },
                 _ => cut,
             },
         );

@@ -1,5 +1,6 @@
 //! The instructions that compute the dots of a function.
 
+use crate::analysis::buffers::buffer_of;
 use crate::ir::{DType, Func, Loc, Op, OpId, Type, Value};
 use crate::lower::nvptx::joined_dots;
 use crate::mma::{F64_PART, Family, Instruction};
@@ -44,9 +45,17 @@ impl Place {
         match data.op {
             Op::LocalTrans { .. } => Place::of(func, data.operands[0]),
             Op::LocalAlloc if !data.operands.is_empty() => Place::Stored,
+            Op::LocalSlot if is_stored(func, v) => Place::Stored,
             _ => Place::Shared,
         }
     }
+}
+
+/// Whether threads store to the ring of a slot.
+fn is_stored(func: &Func, slot: Value) -> bool {
+    let ring = buffer_of(func, slot);
+    let stores = |id: &OpId| func.op(*id).op == Op::LocalStore && buffer_of(func, func.op(*id).operands[0]) == ring;
+    func.walk().iter().any(stores)
 }
 
 /// The dots of a function that is lowered for this architecture, one for each place in the source and way to compute it.
