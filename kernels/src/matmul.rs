@@ -4,7 +4,8 @@
 //! Each program computes one tile of c. Programs are numbered so that concurrent programs share rows of a and columns
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix multiplication
 //! tutorial, here [`swizzle2d`]). A persistent program computes tile after tile: its producer warps load the next tile
-//! while it stores the previous one.
+//! while it stores the previous one. With
+//! two of them on an SM that take turns, one multiplies while the other stores.
 
 use crate::activation::{Activation, activate};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
@@ -42,7 +43,7 @@ constexpr_enum! {
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
 /// column-major: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the
 /// dimension of c along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c
-/// if it is `Itself`. With `persistent`, the grid has at most `programs` programs.
+/// if it is `Itself`. With `persistent`, the grid has at most `programs` blocks, each of `replicas` programs that take turns.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
@@ -51,6 +52,7 @@ constexpr_enum! {
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 6, warp_specialize = true, persistent = true),
         Config(m_tile = 128, n_tile = [144, 160], k_tile = 64, num_warps = 8, num_stages = 5, warp_specialize = true, persistent = [false, true]),
         Config(m_tile = 128, n_tile = [176, 192, 208], k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true, persistent = [false, true]),
+        Config(m_tile = 128, n_tile = [128, 160, 176, 192], k_tile = 64, num_warps = 4, num_stages = 4, warp_specialize = true, persistent = true, replicas = 2),
         Config(m_tile = 64, n_tile = [64, 80, 96], k_tile = 128, num_warps = 4, num_stages = 5, warp_specialize = true),
         Config(m_tile = 64, n_tile = [128, 160, 192], k_tile = 64, num_warps = 4, num_stages = 6, warp_specialize = true),
         Config(m_tile = 128, n_tile = [64, 96], k_tile = 64, num_warps = 8, num_stages = 7, warp_specialize = true),
@@ -87,7 +89,7 @@ constexpr_enum! {
     key = [a_col_major, b_col_major, precision, m, n, k, cut = cut(m, n, k)],
     default = default_config,
 )]
-#[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs))]
+#[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs, replicas))]
 #[alias(a_columns = a_col_major, b_columns = b_col_major)]
 pub fn matmul<T: Float>(
     a: Tensor<T, (m, k)>,
@@ -113,6 +115,7 @@ pub fn matmul<T: Float>(
     #[constexpr = ieee] precision: Precision,
     #[constexpr = false] persistent: bool,
     #[constexpr = 132] programs: usize,
+    #[constexpr = 1] replicas: usize,
 ) {
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
     let compute = |tile: Scalar<i32>| {
@@ -170,7 +173,7 @@ pub fn matmul<T: Float>(
         store(c_block, acc.to::<T>(), boundary_check = [0, 1]);
     };
     if persistent {
-        for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0)) {
+        for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0), replicas = replicas) {
             compute(tile);
         }
     } else {
@@ -326,6 +329,7 @@ fn launch_matmul<'a, T: FloatElement>(
         precision: options.precision,
         persistent: tuned(),
         programs: device.info().compute_units as usize,
+        replicas: tuned(),
     }
     .launch_tuned(device)
 }
@@ -360,9 +364,20 @@ fn default_config(problem: &Problem) -> Config {
     Config { schedule: Schedule { wgmma_f32: f32.then_some(true), ..Schedule::default() }, ..config }
 }
 
-/// Programs of a launch.
-pub(crate) fn grid(tiles: usize, persistent: bool, programs: usize) -> usize {
-    if persistent { tiles.min(programs) } else { tiles }
+/// Programs of a launch: with `persistent`, `replicas` for each of at most `programs` blocks.
+pub(crate) fn grid(tiles: usize, persistent: bool, programs: usize, replicas: usize) -> usize {
+    if persistent { tiles.min(programs) * replicas } else { tiles }
+}
+
+/// How programs share out the tiles of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Programs {
+    /// A program for each tile.
+    OfOneTile,
+    /// Programs compute tile after tile.
+    Persistent,
+    /// Two persistent programs share an SM and take turns: one stores its tile while the other multiplies.
+    Turns,
 }
 
 /// How a product of operands of one or two bytes is cut into tiles on Hopper.
@@ -370,30 +385,39 @@ pub(crate) fn grid(tiles: usize, persistent: bool, programs: usize) -> usize {
 pub(crate) struct Cut {
     /// Rows and columns of a tile.
     pub tile: [usize; 2],
-    /// Whether programs compute tile after tile.
-    pub persistent: bool,
+    pub programs: Programs,
 }
 
-/// In keys, as in `128x192` or `128x192p`.
+/// In keys, as in `128x192`, `128x192p` or `128x192t`.
 impl Constexpr for Cut {
-    const TYPE: &'static str = "a tile, as in 128x192, or 128x192p for persistent programs";
-    const PLACEHOLDER: Cut = Cut { tile: [64, 64], persistent: false };
+    const TYPE: &'static str =
+        "a tile, as in 128x192, 128x192p for persistent programs, or 128x192t for those that take turns";
+    const PLACEHOLDER: Cut = Cut { tile: [64, 64], programs: Programs::OfOneTile };
 
     fn to_const(self) -> ConstValue {
         let [rows, columns] = self.tile;
-        ConstValue::Variant(format!("{rows}x{columns}{}", if self.persistent { "p" } else { "" }))
+        let suffix = match self.programs {
+            Programs::OfOneTile => "",
+            Programs::Persistent => "p",
+            Programs::Turns => "t",
+        };
+        ConstValue::Variant(format!("{rows}x{columns}{suffix}"))
     }
 
     fn from_const(value: &ConstValue) -> Option<Cut> {
         let ConstValue::Variant(text) = value else { return None };
-        let size = text.strip_suffix('p');
-        let (rows, columns) = size.unwrap_or(text).split_once('x')?;
-        Some(Cut { tile: [rows.parse().ok()?, columns.parse().ok()?], persistent: size.is_some() })
+        let (size, programs) = match (text.strip_suffix('p'), text.strip_suffix('t')) {
+            (Some(size), _) => (size, Programs::Persistent),
+            (_, Some(size)) => (size, Programs::Turns),
+            _ => (text.as_str(), Programs::OfOneTile),
+        };
+        let (rows, columns) = size.split_once('x')?;
+        Some(Cut { tile: [rows.parse().ok()?, columns.parse().ok()?], programs })
     }
 
     fn key(self) -> u64 {
         let [rows, columns] = self.tile.map(|n| n as u64);
-        rows << 32 | columns << 1 | u64::from(self.persistent)
+        rows << 32 | columns << 2 | self.programs as u64
     }
 }
 
@@ -403,51 +427,62 @@ impl From<Cut> for KeyValue {
     }
 }
 
-/// Tiles for products with many rows. Times in microseconds: that of a step of 64 along k, and for each tile without and with
-/// persistent programs. Least squares of relative errors over 35 products on an H100 and an H200, median times of
-/// `harness/records/2026-11-26-h100-matmul-cuts.jsonl` and `…-h200-…`.
-const TILES: [([usize; 2], [f64; 2], Option<f64>); 19] = [
-    ([64, 64], [0.139, 2.02], None),
-    ([64, 80], [0.161, 2.34], None),
-    ([64, 96], [0.175, 2.45], None),
-    ([64, 128], [0.190, 2.84], None),
-    ([64, 160], [0.239, 2.73], None),
-    ([64, 192], [0.273, 2.98], None),
-    ([128, 64], [0.206, 2.67], None),
-    ([128, 80], [0.249, 2.47], None),
-    ([128, 96], [0.263, 2.95], None),
-    ([128, 112], [0.294, 3.11], Some(2.06)),
-    ([128, 128], [0.322, 3.48], Some(1.77)),
-    ([128, 144], [0.365, 3.43], Some(2.15)),
-    ([128, 160], [0.393, 3.74], Some(2.51)),
-    ([128, 176], [0.430, 3.72], Some(2.67)),
-    ([128, 192], [0.457, 4.14], Some(3.02)),
-    ([128, 208], [0.498, 4.13], Some(3.137)),
-    ([128, 224], [0.558, 4.27], Some(3.22)),
-    ([128, 240], [0.583, 4.35], Some(3.38)),
-    ([128, 256], [0.615, 4.71], Some(3.97)),
+/// A tile and its times in microseconds: of a step of 64 along k and, in addition to its steps, of a tile alone; the latter
+/// for persistent programs; step and tile for programs that take turns.
+type TileTimes = ([usize; 2], [f64; 2], Option<f64>, Option<[f64; 2]>);
+
+/// Tiles for products with many rows. Least squares of relative errors over 35 products on an H100 and an H200, median times
+/// of `harness/records/2026-11-27-h100-matmul-turns.jsonl` and `…-h200-…`.
+const TILES: [TileTimes; 19] = [
+    ([64, 64], [0.138, 2.01], None, Some([0.149, 0.08])),
+    ([64, 80], [0.160, 2.35], None, None),
+    ([64, 96], [0.174, 2.46], None, Some([0.184, 0.36])),
+    ([64, 128], [0.189, 2.84], None, Some([0.208, 0.36])),
+    ([64, 160], [0.237, 2.74], None, Some([0.252, 0.39])),
+    ([64, 192], [0.272, 2.98], None, Some([0.300, 0.12])),
+    ([128, 64], [0.206, 2.66], None, None),
+    ([128, 80], [0.244, 2.50], None, None),
+    ([128, 96], [0.261, 2.95], None, Some([0.303, 0.09])),
+    ([128, 112], [0.295, 3.09], Some(1.96), Some([0.323, 0.29])),
+    ([128, 128], [0.322, 3.45], Some(1.79), Some([0.346, 0.82])),
+    ([128, 144], [0.366, 3.40], Some(2.19), Some([0.410, 0.54])),
+    ([128, 160], [0.396, 3.66], Some(2.47), Some([0.428, 0.71])),
+    ([128, 176], [0.431, 3.67], Some(2.55), Some([0.460, 0.70])),
+    ([128, 192], [0.459, 4.07], Some(3.03), Some([0.493, 0.77])),
+    ([128, 208], [0.502, 4.01], Some(3.13), None),
+    ([128, 224], [0.541, 4.09], Some(3.20), None),
+    ([128, 240], [0.576, 4.18], Some(3.27), None),
+    ([128, 256], [0.619, 4.59], Some(3.98), None),
 ];
 
 /// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model. An SM computes its tiles one after the
 /// other, at a cost for each that does not depend on k (filling the pipeline, storing), a part of which persistent programs
-/// hide.
+/// hide, and programs that take turns most of it.
 pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
     /// SMs of an H100 or H200.
     const SMS: usize = 132;
     /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
     const LEAST_GAIN: f64 = 1.01;
+    /// Microseconds before the first turn and after the last.
+    const ENDS: f64 = 3.0;
     if m <= 64 {
         return cut_of_few_rows(m, n);
     }
     let steps = k as f64 / 64.0;
-    let times = TILES.iter().map(|&(tile, [step, alone], persistent)| {
+    let times = TILES.iter().flat_map(|&(tile, [step, alone], persistent, turns)| {
         let rounds = m.div_ceil(tile[0]).saturating_mul(n.div_ceil(tile[1])).div_ceil(SMS) as f64;
         let of_alone = rounds * (steps * step + alone);
-        let of_persistent = persistent.map(|each| rounds * (steps * step + each) + alone - each);
-        match of_persistent {
-            Some(time) if of_alone > LEAST_GAIN * time => (time, Cut { tile, persistent: true }),
-            _ => (of_alone, Cut { tile, persistent: false }),
-        }
+        let of_persistent = persistent
+            .map(|each| rounds * (steps * step + each) + alone - each)
+            .filter(|time| of_alone > LEAST_GAIN * time);
+        let of_turns =
+            turns.filter(|_| rounds > 1.0).map(|[step, each]| rounds * (steps * step + each) + ENDS);
+        let all = [
+            (Some(of_alone), Programs::OfOneTile),
+            (of_persistent, Programs::Persistent),
+            (of_turns, Programs::Turns),
+        ];
+        all.into_iter().filter_map(move |(time, programs)| Some((time?, Cut { tile, programs })))
     });
     times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::PLACEHOLDER, |(_, cut)| cut)
 }
@@ -467,23 +502,24 @@ fn cut_of_few_rows(m: usize, n: usize) -> Cut {
         () if n.div_ceil(64) >= enough => 64,
         () => 32,
     };
-    Cut { tile: [64, columns], persistent: false }
+    Cut { tile: [64, columns], programs: Programs::OfOneTile }
 }
 
 /// The configuration for Hopper of a product of operands of one or two bytes. Producer warps load rows of 128 bytes, and of
-/// 256 for narrow tiles of two-byte types, whose steps would be shorter than the waits between them.
-pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, Cut { tile, persistent }: Cut) -> Config {
-    /// Shared memory of a block for the stages of the operands and the result.
-    const SHARED_BYTES: usize = 226 << 10;
+/// 256 for narrow tiles of two-byte types, whose steps would be shorter than the waits between them. The compiler reduces
+/// the stages to those that fit.
+pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, Cut { tile, programs }: Cut) -> Config {
+    const MOST_STAGES: usize = 8;
     let [m_tile, n_tile] = tile;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let row_bytes = if m_tile == 64 && n_tile < 128 && bytes == 2 { 256 } else { 128 };
     let k_tile = size("k").clamp(32, row_bytes / bytes);
-    let stages = SHARED_BYTES.saturating_sub(2 * m_tile * n_tile) / ((m_tile + n_tile) * k_tile * bytes);
     let steps = size("k").div_ceil(k_tile);
+    let turns = programs == Programs::Turns;
     let config = Config::default().set("m_tile", m_tile).set("n_tile", n_tile).set("k_tile", k_tile);
-    let config = config.set("persistent", persistent).num_warps(if m_tile > 64 { 8 } else { 4 });
-    let config = config.num_stages(stages.clamp(2, 8).min(steps.max(2)) as u32);
+    let config = config.set("persistent", programs != Programs::OfOneTile).set("replicas", if turns { 2 } else { 1 });
+    let config = config.num_warps(if m_tile > 64 && !turns { 8 } else { 4 });
+    let config = config.num_stages(MOST_STAGES.min(steps.max(2)) as u32);
     Config { schedule: Schedule { warp_specialize: Some(true), ..Schedule::default() }, ..config }
 }
 
@@ -548,14 +584,18 @@ mod tests {
         );
         // One round: persistent programs have nothing to hide.
         assert_eq!(text([2048, 2048, 2048]), "128x256");
-        // Two rounds of 128 tiles, and of 128.
-        assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160p", "128x208p"]);
+        // Two rounds of 128 tiles with few steps, and of 128 with more.
+        assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160t", "128x208p"]);
         assert_eq!(text([usize::MAX, usize::MAX, 1]), "128x128p");
     }
 
     #[test]
     fn cuts_survive_their_text() {
-        for cut in [Cut { tile: [128, 192], persistent: true }, Cut { tile: [64, 80], persistent: false }] {
+        for cut in [
+            Cut { tile: [128, 192], programs: Programs::Persistent },
+            Cut { tile: [128, 176], programs: Programs::Turns },
+            Cut { tile: [64, 80], programs: Programs::OfOneTile },
+        ] {
             assert_eq!(Cut::from_const(&cut.to_const()), Some(cut));
         }
         for wrong in ["", "p", "64", "64x", "axb", "64x64q"] {

@@ -4,7 +4,7 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::{Cut, config_of_cut, cut, grid, is_col_major, order};
+use crate::matmul::{Cut, Programs, config_of_cut, cut, grid, is_col_major, order};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
@@ -27,18 +27,19 @@ constexpr_enum! {
 /// column-major. With `scaling` `Rowwise`, `a_scale` has a number for each row of a and `b_scale` for each column of b; a
 /// stride of 0 repeats one number. Without `fast_accumulation`, tensor cores sum
 /// `k_tile` products of 8-bit floats, and these sums are added in f32; with it, they sum all. With `persistent`, the grid has
-/// at most `programs` programs.
+/// at most `programs` blocks, each of `replicas` programs that take turns.
 #[autotune(
     configs = [
         Config(m_tile = 64..=256, n_tile = 64..=256, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128..=256, k_tile = 128, num_warps = 8, num_stages = 3..=4, warp_specialize = true, persistent = true),
+        Config(m_tile = 128, n_tile = [128, 160, 176], k_tile = 128, num_warps = 4, num_stages = 4, warp_specialize = true, persistent = true, replicas = 2),
         Config(m_tile = 16..=128, n_tile = 64..=128, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4),
     ],
     keep = keep,
     key = [a_col_major, b_col_major, fast_accumulation, m, n, k, cut = cut(m, n, k / 2)],
     default = default_config,
 )]
-#[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs))]
+#[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs, replicas))]
 pub fn scaled_matmul<T: Dtype, O: Num>(
     a: Tensor<T, (m, k)>,
     b: Tensor<T, (k, n)>,
@@ -60,6 +61,7 @@ pub fn scaled_matmul<T: Dtype, O: Num>(
     #[constexpr = false] fast_accumulation: bool,
     #[constexpr = false] persistent: bool,
     #[constexpr = 132] programs: usize,
+    #[constexpr = 1] replicas: usize,
 ) {
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
     let compute = |tile: Scalar<i32>| {
@@ -104,7 +106,7 @@ pub fn scaled_matmul<T: Dtype, O: Num>(
         }
     };
     if persistent {
-        for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0)) {
+        for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0), replicas = replicas) {
             compute(tile);
         }
     } else {
@@ -172,6 +174,7 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
         fast_accumulation,
         persistent: tuned(),
         programs: device.info().compute_units as usize,
+        replicas: tuned(),
     }
     .launch_tuned(device)
 }
@@ -205,8 +208,21 @@ fn keep(problem: &Problem, config: &Config) -> bool {
     let sums_per_thread = m_tile * n_tile / (32 * warps);
     match config.schedule.warp_specialize {
         // A consumer warpgroup has the 64 rows of a `wgmma`, or more.
-        Some(true) => arch >= GpuArch::Sm90a && m_tile >= 16 * warps && (64..=128).contains(&sums_per_thread),
+        Some(true) => {
+            let most = if config.get::<usize>("replicas") == Some(2) { 176 } else { 128 };
+            arch >= GpuArch::Sm90a && m_tile >= 16 * warps && (64..=most).contains(&sums_per_thread)
+        }
         _ => (8..=64).contains(&sums_per_thread) && (warps == 4 || m_tile == 128),
+    }
+}
+
+/// The cut whose sums and scales have space in registers: as the one for 16-bit types, with fewer columns or without turns.
+fn with_registers(Cut { tile: [rows, columns], programs }: Cut, two_sums: bool) -> Cut {
+    match programs {
+        Programs::Turns if two_sums => with_registers(Cut { tile: [rows, columns], programs: Programs::Persistent }, true),
+        Programs::Turns => Cut { tile: [rows, columns.min(176)], programs },
+        _ if two_sums && columns > 160 => Cut { tile: [rows, 128], programs },
+        _ => Cut { tile: [rows, columns], programs },
     }
 }
 
@@ -219,14 +235,7 @@ fn default_config(problem: &Problem) -> Config {
         let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
         // A step of 128 takes as long as one of 64 of 16-bit types.
         let cut = problem.get("cut").unwrap_or_else(|| cut(size("m"), size("n"), size("k") / 2));
-        return config_of_cut(
-            problem,
-            1,
-            match cut.tile {
-                [rows, columns] if two_sums && columns > 160 => Cut { tile: [rows, 128], ..cut },
-                _ => cut,
-            },
-        );
+        return config_of_cut(problem, 1, with_registers(cut, two_sums));
     }
     let [rows, columns, depth] = if problem.is_gpu() { [128, 128, 64] } else { [64; 3] };
     // The sizes in the key are powers of two.

@@ -102,7 +102,7 @@ pub enum Error {
     GridLimit { kernel: String, axis: char, found: u32, limit: u32 },
 
     #[error(
-        "kernel {kernel}: the grid's x extent is {found}, and {replicas} consecutive programs share a block (`replicas` \
+        "kernel {kernel}: the grid's x extent is {found}, and {replicas} programs share a block (`replicas` \
          of its loops)\n  \
          help: round the grid up to a multiple of {replicas}, as `cdiv(n, tile * {replicas}) * {replicas}`, and mask what \
          the programs beyond the end access"

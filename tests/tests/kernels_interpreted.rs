@@ -245,6 +245,8 @@ struct MatmulCase {
     gap: usize,
     /// The programs of a grid of persistent programs; without it there is one for each tile.
     persistent: Option<usize>,
+    /// The programs that share a block and take turns.
+    replicas: usize,
 }
 
 fn check_matmul(case: &MatmulCase) {
@@ -263,6 +265,7 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         addend,
         gap,
         persistent,
+        replicas,
     } = *case;
     let mut random = Random::new(7);
     // A column-major operand is a transposed row-major one.
@@ -308,10 +311,10 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         let consts = consts! {
             addend = addend, m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
             a_col_major = col_major[0], b_col_major = col_major[1], bias_along = bias, activation = activation,
-            precision = precision, persistent = persistent.is_some(),
+            precision = precision, persistent = persistent.is_some(), replicas = replicas,
         };
         let tiles = m.div_ceil(m_tile) * n.div_ceil(n_tile);
-        let programs = persistent.map_or(tiles, |programs| programs.min(tiles)) as u32;
+        let programs = persistent.map_or(tiles, |blocks| replicas * blocks.min(tiles)) as u32;
         interpret(form, &matmul::MATMUL, &[dtype], consts, [programs, 1, 1], args);
         let allowed = if precision == Precision::Tf32 { 2e-3 } else { tolerance(dtype) };
         c.check(&format!("matmul {form:?}"), &want, allowed);
@@ -331,6 +334,7 @@ fn matmul_matches() {
         addend: Addend::None,
         gap: 1,
         persistent: None,
+        replicas: 1,
     };
     for dtype in TYPES {
         for shape in [[1, 1, 1], [17, 3, 5], [33, 20, 40]] {
@@ -373,6 +377,7 @@ fn matmul_of_f32_by_wgmma_matches() {
         addend: Addend::None,
         gap: 0,
         persistent: None,
+        replicas: 1,
     };
     let form = |num_warps, loads| Form::WgmmaF32 { num_warps, num_stages: 2, loads, no_overlap: false };
     for col_major in [[false, true], [false, false], [true, false], [true, true]] {
@@ -407,6 +412,7 @@ fn matmul_of_large_tiles_matches() {
         addend: Addend::None,
         gap: 0,
         persistent: None,
+        replicas: 1,
     };
     let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });
     check_matmul_in(&case, forms);
@@ -438,6 +444,7 @@ fn matmul_of_persistent_programs_matches() {
         addend: Addend::None,
         gap: 0,
         persistent: Some(2),
+        replicas: 1,
     };
     check_matmul(&base);
     let specialized = Form::WarpSpecialized { num_warps: 4, num_stages: 3 };
@@ -453,6 +460,37 @@ fn matmul_of_persistent_programs_matches() {
         &MatmulCase { dtype: DType::F32, gap: 1, ..base },
         [Form::Simulated { arch: GpuArch::Sm80, num_warps: 4, num_stages: 2 }],
     );
+}
+
+/// Programs of a block that take turns: several rounds, an odd tile at the end, no steps, and one tile alone.
+#[test]
+fn matmul_of_programs_that_take_turns_matches() {
+    let base = MatmulCase {
+        dtype: DType::BF16,
+        shape: [150, 120, 80],
+        col_major: [false, true],
+        bias: Bias::Columns,
+        activation: Activation::Relu,
+        precision: Precision::Ieee,
+        tiles: [64, 64, 32],
+        addend: Addend::None,
+        gap: 0,
+        persistent: Some(1),
+        replicas: 2,
+    };
+    check_matmul(&base);
+    let specialized = |num_stages: u32| Form::WarpSpecialized { num_warps: 4, num_stages };
+    for (shape, replicas, stages) in [
+        ([150, 120, 200], 3, 2),
+        ([64, 320, 64], 2, 4),
+        ([150, 120, 0], 2, 3),
+        ([40, 50, 96], 2, 3),
+        ([64, 64 * 7, 32], 2, 1),
+    ] {
+        check_matmul_in(&MatmulCase { shape, replicas, ..base }, [specialized(stages)]);
+    }
+    check_matmul_in(&MatmulCase { addend: Addend::Itself, gap: 1, ..base }, [specialized(3)]);
+    check_matmul_in(&MatmulCase { tiles: [128, 96, 32], shape: [300, 200, 100], ..base }, [specialized(3)]);
 }
 
 #[test]

@@ -147,12 +147,17 @@ fn specialized(pingpong: bool) -> Schedule {
 
 /// c = a·b of bf16 by one program.
 fn matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
-    matmul_of(name, arch, k_tile, [64, 64, 9 * k_tile + 16], false, options)
+    matmul_of(name, arch, k_tile, [64, 64, 9 * k_tile + 16], 0, options)
 }
 
 /// The same by one program that computes three tiles, and stores them by TMA.
 fn persistent_matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
-    matmul_of(name, arch, k_tile, [160, 64, 3 * k_tile], true, options)
+    matmul_of(name, arch, k_tile, [160, 64, 3 * k_tile], 1, options)
+}
+
+/// The same by two programs that take turns: two tiles and one.
+fn matmul_in_turns(name: &'static str, options: &CompileOptions) -> Case {
+    matmul_of(name, GpuArch::Sm90a, 32, [160, 64, 3 * 32], 2, options)
 }
 
 fn matmul_of(
@@ -160,7 +165,7 @@ fn matmul_of(
     arch: GpuArch,
     k_tile: usize,
     [m, n, k]: [usize; 3],
-    persistent: bool,
+    replicas: usize,
     options: &CompileOptions,
 ) -> Case {
     let mut random = Random::new(1);
@@ -171,9 +176,11 @@ fn matmul_of(
     let c = HostTensor::poisoned(DType::BF16, &[m, n], &[n, 1]);
     let numbers = [1, n, 1, m, n, k, k, 1, n, 1, n, 1].map(|n| Arg::Int(n as i64));
     let args = [Arg::In(a), Arg::In(b), Arg::In(unused.clone()), Arg::In(unused), Arg::Out(c)];
-    let consts = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = k_tile, persistent = persistent };
+    let consts = consts! {
+        m_tile = 64usize, n_tile = 64usize, k_tile = k_tile, persistent = replicas > 0, replicas = replicas.max(1),
+    };
     let args = args.into_iter().chain(numbers).collect();
-    Case::new(name, &MATMUL, &[DType::BF16], consts, [1, 1, 1], args, arch, options)
+    Case::new(name, &MATMUL, &[DType::BF16], consts, [replicas.max(1) as u32, 1, 1], args, arch, options)
 }
 
 /// Head dimension of attention.
@@ -319,6 +326,7 @@ fn cases() -> Vec<Case> {
         matmul("matmul TMA", sm90, 32, &options(4, 3, with_tma())),
         matmul("matmul specialized", sm90, 32, &options(4, 2, specialized(false))),
         persistent_matmul("matmul specialized, persistent", sm90, 32, &options(4, 2, specialized(false))),
+        matmul_in_turns("matmul specialized, persistent, in turns", &options(4, 2, specialized(false))),
         forward("forward sm_80", sm80, 32, &options(2, 2, Schedule::default())),
         forward("forward cp.async", sm90, 64, &options(4, 2, with_cp_async())),
         forward("forward TMA", sm90, 64, &options(4, 2, with_tma())),

@@ -2,6 +2,8 @@
 
 use super::shared::SharedMemory;
 use super::value::{Barriers, Shared, Tile};
+use crate::ir::OpId;
+use std::collections::HashMap;
 
 /// One mbarrier.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +31,18 @@ struct PendingCopy {
 pub(super) struct BarrierTable {
     barriers: Vec<Barrier>,
     copies: Vec<PendingCopy>,
+    /// For a wait for the turns of other programs that has not returned yet: the buffers that they have used so far, for
+    /// each ring.
+    turns: HashMap<OpId, Vec<i128>>,
+}
+
+/// Buffers of a ring that other programs of the block use before this one.
+pub(super) struct OthersTurn {
+    pub full: Barriers,
+    pub empty: Barriers,
+    pub slot: i128,
+    pub parity: i128,
+    pub count: i128,
 }
 
 impl BarrierTable {
@@ -128,6 +142,37 @@ impl BarrierTable {
             !landed
         });
         Ok(true)
+    }
+
+    /// Takes the place of the programs whose turns come before that of this one: uses their buffers as the producer fills
+    /// them. Returns how many, and whether these were all.
+    pub fn others_turns(
+        &mut self,
+        at: OpId,
+        turns: &[OthersTurn],
+        memory: &mut SharedMemory,
+    ) -> Result<(u64, bool), String> {
+        let mut used = self.turns.remove(&at).unwrap_or_else(|| vec![0; turns.len()]);
+        let mut now = 0;
+        for (turn, used) in turns.iter().zip(&mut used) {
+            let depth = turn.full.count as i128;
+            while *used < turn.count {
+                let position = turn.slot + *used;
+                let (slot, parity) = (position % depth, turn.parity ^ (position / depth % 2));
+                if !self.wait(&turn.full, slot, parity, memory)? {
+                    break;
+                }
+                let arrivals = self.at(&turn.empty, slot)?.1.pending;
+                self.arrive(&turn.empty, slot, arrivals)?;
+                *used += 1;
+                now += 1;
+            }
+        }
+        let done = turns.iter().zip(&used).all(|(turn, &used)| used >= turn.count);
+        if !done {
+            self.turns.insert(at, used);
+        }
+        Ok((now, done))
     }
 
     /// State of an mbarrier, for messages.

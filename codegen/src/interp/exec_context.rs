@@ -2,6 +2,7 @@
 //! partition of a warp-specialized region.
 
 use super::InterpError;
+use super::barriers::OthersTurn;
 use super::machine::{Fault, Machine};
 use super::value::{Tile, Val};
 use crate::ir::{BlockId, DType, Op, OpId};
@@ -98,7 +99,8 @@ impl Machine<'_> {
             .iter()
             .map(|&id| {
                 let operands = self.operands(id);
-                self.barriers.describe(operands[0].barriers(), operands[1].int())
+                let index = if self.func.op(id).op == Op::PingpongWait { 2 } else { 1 };
+                self.barriers.describe(operands[0].barriers(), operands[index].int())
             })
             .collect();
         self.error(at[0], format!("deadlock: {}", states.join("; ")))
@@ -118,7 +120,9 @@ impl Machine<'_> {
                     Pause::Partitions(at) => return Err(self.error(at, "`warp_specialize` inside a partition".into())),
                 }
             }
-            if contexts.iter().all(Option::is_none) {
+            // A producer may still load for the turns of other programs.
+            let ended = |context: &Option<ExecContext>| context.is_none();
+            if contexts.iter().all(ended) || self.takes_turns && contexts.first().is_some_and(ended) {
                 return Ok(Stop::Ended);
             }
             if switch {
@@ -143,6 +147,13 @@ impl Machine<'_> {
                 }
                 Op::MbarrierWait => {
                     if !self.wait(id)? {
+                        return Ok(Pause::Blocked(id));
+                    }
+                    frame.at += 1;
+                    continue;
+                }
+                Op::PingpongWait => {
+                    if !self.others_turns(id)? {
                         return Ok(Pause::Blocked(id));
                     }
                     frame.at += 1;
@@ -247,6 +258,25 @@ impl Machine<'_> {
             self.count_op(id)?;
         }
         Ok(passed)
+    }
+
+    /// Whether the turns of other programs before that of this one have ended.
+    fn others_turns(&mut self, id: OpId) -> Result<bool, InterpError> {
+        let operands = self.operands(id);
+        let turn = |five: &[Val]| OthersTurn {
+            full: five[0].barriers().clone(),
+            empty: five[1].barriers().clone(),
+            slot: five[2].int(),
+            parity: five[3].int(),
+            count: five[4].int(),
+        };
+        let turns: Vec<OthersTurn> = operands.chunks_exact(5).map(turn).collect();
+        let used = self.barriers.others_turns(id, &turns, &mut self.shared);
+        let (used, done) = used.map_err(|e| self.error(id, e))?;
+        for _ in 0..used + u64::from(done) {
+            self.count_op(id)?;
+        }
+        Ok(done)
     }
 
     fn count_op(&mut self, id: OpId) -> Result<(), InterpError> {

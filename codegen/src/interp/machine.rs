@@ -8,6 +8,7 @@ use super::memory::Memory;
 use super::shared::SharedMemory;
 use super::value::{Tile, Val};
 use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
+use crate::ir::nested::takes_turns;
 use crate::ir::{BlockId, DType, Elem, Func, MemSem, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
 use std::collections::{BTreeMap, HashMap};
@@ -92,6 +93,7 @@ pub(super) fn run(
     memory.begin_launch(total);
     let mut machine = Machine {
         func,
+        takes_turns: takes_turns(func),
         memory,
         trace,
         max_ops: options.max_ops,
@@ -114,6 +116,8 @@ pub(super) fn run(
 
 pub(super) struct Machine<'a> {
     pub func: &'a Func,
+    /// Whether programs of a block take turns, in which others use the buffers of a producer.
+    pub takes_turns: bool,
     memory: &'a mut Memory,
     trace: &'a mut dyn Trace,
     max_ops: u64,
@@ -403,7 +407,11 @@ impl<'a> Machine<'a> {
             Op::ProgramId { axis } => {
                 let own = self.program[*axis as usize];
                 let replicas = replicas_of_producer(self.func, id).filter(|_| *axis == 0).unwrap_or(1);
-                one(Tile::scalar(DType::I32, (own - own % replicas) as u64))
+                let first = match self.takes_turns {
+                    true => own % (self.grid[0] / replicas).max(1),
+                    false => own - own % replicas,
+                };
+                one(Tile::scalar(DType::I32, first as u64))
             }
             Op::NumPrograms { axis } => one(Tile::scalar(DType::I32, self.grid[*axis as usize] as u64)),
             Op::Constant { value } => {
@@ -452,6 +460,7 @@ impl<'a> Machine<'a> {
             | Op::While
             | Op::WarpSpecialize { .. }
             | Op::MbarrierWait
+            | Op::PingpongWait
             | Op::Yield
             | Op::Condition
             | Op::Return => {
@@ -498,7 +507,6 @@ impl<'a> Machine<'a> {
             Op::AsyncCommit
             | Op::AsyncWait { pending: _ }
             | Op::FenceAsyncShared
-            | Op::PingpongWait
             | Op::PingpongArrive
             | Op::BlockBarrier { id: _, threads: _ } => none(()),
             Op::MbarrierAlloc { arrivals } => {

@@ -69,3 +69,13 @@ pub fn copy_region(func: &mut Func, region: BlockId, map: &mut HashMap<Value, Va
     }
     copy
 }
+
+/// Whether programs that share a block load different tiles, in turn. Program `i` of `n` shares a block with those whose
+/// number differs from `i` by multiples of the number of blocks; programs that share loads are consecutive.
+pub fn takes_turns(func: &Func) -> bool {
+    let waits_for_others = |id: OpId| {
+        let data = func.op(id);
+        data.op == Op::PingpongWait && !data.operands.is_empty()
+    };
+    func.walk().into_iter().any(waits_for_others)
+}

@@ -3,7 +3,8 @@
 //!
 //! Does: in loops of a consumer partition with several warpgroups, inserts a wait on the warpgroup's named barrier
 //! before the first `wgmma` of an iteration, and an arrival at the next warpgroup's barrier once the `wgmma` before the
-//! first `wgmma_wait` have been issued.
+//! first `wgmma_wait` have been issued. Where programs take turns in a loop around, it only moves the end of each turn to the
+//! last wait for a buffer.
 //! Requires: stage *async*, with `wgmma_wait` in final position (`delay_waits`).
 //! Keeps: results. All warpgroups run the same iterations: those of one program, and those of several programs in the
 //! loops of the loads that they share.
@@ -18,6 +19,11 @@ use crate::target::CompileOptions;
 
 /// Runs the pass.
 pub fn run(func: &mut Func, options: &CompileOptions) {
+    let turns: Vec<OpId> = func.walk().into_iter().filter(|&id| func.op(id).op == Op::PingpongArrive).collect();
+    if !turns.is_empty() {
+        turns.into_iter().for_each(|id| end_turn_early(func, id));
+        return;
+    }
     if options.schedule.pingpong != Some(true) {
         return;
     }
@@ -32,6 +38,19 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
         if matches!(func.op(id).op, Op::For { .. }) {
             insert_pingpong(func, id, has_replicas);
         }
+    }
+}
+
+/// Moves the end of a turn to behind the last wait for a buffer: its `wgmma` may still be in flight.
+fn end_turn_early(func: &mut Func, id: OpId) {
+    let block = func.parent_block(id);
+    let is_wait = |id: OpId| matches!(func.op(id).op, Op::MbarrierWait);
+    let waits = |&&id: &&OpId| is_wait(id) || func.op(id).regions.iter().any(|&r| func.walk_from(r).into_iter().any(is_wait));
+    let Some(&last) = func.block(block).ops.iter().rev().find(waits) else { return };
+    let (from, to) = (func.position(id), func.position(last) + 1);
+    if to < from {
+        func.detach(id);
+        func.insert(block, to, &[id]);
     }
 }
 

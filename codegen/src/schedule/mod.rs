@@ -20,6 +20,7 @@ mod prefetch;
 pub mod problem;
 mod slice;
 pub mod stages;
+pub mod turns;
 
 use crate::ir::{Func, Op, OpId};
 use crate::target::{CompileOptions, GpuArch};

@@ -193,12 +193,17 @@ pub fn is_allowed(func: &Func, id: OpId, options: &CompileOptions) -> bool {
     wanted(func, id, options) != Some(false)
 }
 
-/// The programs of a block that runs a loop.
+/// The programs of a block that runs a loop: its hint, or that of a loop around it.
 fn replicas(func: &Func, id: OpId, options: &CompileOptions) -> u32 {
-    match func.op(id).op {
-        Op::For { replicas: Some(count), .. } if options.schedule.warp_specialize == Some(true) => count,
-        _ => 1,
+    if options.schedule.warp_specialize != Some(true) {
+        return 1;
     }
+    let mut loops = std::iter::successors(Some(id), |&inner| func.parent_op(inner));
+    let hint = loops.find_map(|id| match func.op(id).op {
+        Op::For { replicas, .. } => replicas,
+        _ => None,
+    });
+    hint.unwrap_or(1)
 }
 
 /// Registers per thread available to the tiles of a loop; `None` for a loop that asks for overlap, which has no limit.

@@ -4,6 +4,7 @@ use super::candidates::{Candidate, find_candidates, operand_loads, scheduled_loa
 use super::overlap::Prefetch;
 use super::prefetch::reads_ring;
 use super::slice::Slice;
+use super::turns::Turns;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::scratch;
 use crate::ir::nested::is_in_loop;
@@ -72,8 +73,11 @@ pub struct Plan {
     stages: u32,
     /// Consumer warps of one program.
     pub warps: u32,
-    /// The programs of a block, consecutive on axis 0, for which the producer loads: 1 unless the loops ask for more.
+    /// The programs of a block for which the producer loads: 1 unless the loops ask for more. They are consecutive on axis 0,
+    /// or take turns.
     pub replicas: u32,
+    /// How the programs of a block take turns, if the loads of loops differ between them.
+    pub turns: Option<Turns>,
     /// The number of blocks per SM for which shared memory suffices.
     blocks_that_fit: u32,
     /// The maximum number of registers per thread at launch.
@@ -215,6 +219,7 @@ impl Plan {
             stages: 0,
             warps,
             replicas: replicas(func, options)?,
+            turns: None,
             blocks_that_fit: 1,
             max_registers,
         };
@@ -251,12 +256,23 @@ impl Plan {
         let slice = Slice::new(func, self)?;
         let replicas = self.replicas;
         let help = format!(
-            "depends on program_id(0) in another way than by program_id(0) / {replicas}: compute it from that, or remove \
-             `replicas`"
+            "depends on program_id(0) in another way than by program_id(0) / {replicas}: compute it from that, put the loads \
+             into a loop `range(program_id(0), …)`, in which the programs take turns, or remove `replicas`"
         );
         let mut loads: Vec<(OpId, usize)> =
             self.blocks.values().flat_map(|(group, loads)| loads.iter().map(|c| (c.load, *group))).collect();
         loads.sort();
+        let in_loops = || loads.iter().filter(|(_, group)| !self.groups[*group].once);
+        let differs = |&(load, _): &(OpId, usize)| slice.varies(func, load) || slice.varying_control(func, load).is_some();
+        if in_loops().any(differs)
+            && let Some(turns) = Turns::find(func, &Slice::of_programs(func, self, false)?, &self.blocks)?
+        {
+            if let Some((load, _)) = loads.iter().find(|(_, group)| self.groups[*group].once) {
+                return Err(format!("the load at {} is outside of the loops in which programs take turns", func.op(*load).loc));
+            }
+            self.turns = Some(turns);
+            return Ok(());
+        }
         for (load, group) in loads {
             let loc = &func.op(load).loc;
             if let Some(control) = slice.varying_control(func, load) {
@@ -287,7 +303,8 @@ impl Plan {
 
     /// The warps that read a buffer of a group.
     pub fn readers(&self, group: usize) -> u32 {
-        if self.groups[group].replicated { self.warps } else { self.warps * self.replicas }
+        let of_one = self.groups[group].replicated || self.turns.is_some();
+        if of_one { self.warps } else { self.warps * self.replicas }
     }
 
     fn set_stages(&mut self, func: &Func, arch: GpuArch, stages: u32) {

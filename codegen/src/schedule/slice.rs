@@ -28,6 +28,14 @@ impl Slice {
     /// The op that the producer cannot run: one that computes a tile, reads memory that the kernel writes, or is a
     /// `while`.
     pub fn new(func: &Func, plan: &Plan) -> Result<Slice, String> {
+        Slice::of_programs(func, plan, plan.turns.is_none())
+    }
+
+    /// As [`Slice::new`], for programs of a block that are `consecutive`, or as many programs apart as there are blocks.
+    ///
+    /// # Errors
+    /// As [`Slice::new`].
+    pub fn of_programs(func: &Func, plan: &Plan, consecutive: bool) -> Result<Slice, String> {
         let mut slice = Slice {
             loads: plan.blocks.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),
             ops: HashSet::new(),
@@ -46,7 +54,7 @@ impl Slice {
             slice.value(func, func.op(load).operands[0]).map_err(of)?;
         }
         if plan.replicas > 1 {
-            slice.find_varying(func, plan.replicas);
+            slice.find_varying(func, consecutive.then_some(plan.replicas));
         }
         Ok(slice)
     }
@@ -80,14 +88,14 @@ impl Slice {
         })
     }
 
-    /// Consecutive programs of axis 0 differ by their `program_id(0)`, but not by `program_id(0) / replicas`.
-    fn find_varying(&mut self, func: &Func, replicas: u32) {
+    /// Programs differ by their `program_id(0)`, but `consecutive` ones not by `program_id(0) / consecutive`.
+    fn find_varying(&mut self, func: &Func, consecutive: Option<u32>) {
         let is_id = |v: Value| func.def_op(v).is_some_and(|id| func.op(id).op == Op::ProgramId { axis: 0 });
         let is_shared = |id: OpId| {
             let data = func.op(id);
             data.op == Op::Binary(BinaryOp::Div)
                 && is_id(data.operands[0])
-                && func.constant_int(data.operands[1]) == Some(i64::from(replicas))
+                && consecutive.is_some_and(|count| func.constant_int(data.operands[1]) == Some(count.into()))
         };
         let ops: Vec<OpId> = func.walk().into_iter().filter(|id| self.ops.contains(id)).collect();
         let mut control: Vec<OpId> = self.control.iter().copied().collect();

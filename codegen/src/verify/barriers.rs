@@ -53,6 +53,22 @@ pub(super) fn wait(cx: &OpCx) -> Check {
     predicate(cx, 3)
 }
 
+pub(super) fn pingpong_wait(cx: &OpCx) -> Check {
+    let count = cx.data.operands.len();
+    require(count.is_multiple_of(5), Rule::OperandTypes, || {
+        format!("expected five operands for each pair of mbarriers, found {count}")
+    })?;
+    for first in (0..count).step_by(5) {
+        for i in [first, first + 1] {
+            cx.operand_where(i, &format!("operand {i}"), "mbarriers", |ty| matches!(ty, Type::Barrier { .. }))?;
+        }
+        cx.operand_is(first + 2, "the slot", &Type::scalar(DType::I32))?;
+        cx.operand_is(first + 3, "the parity", &Type::scalar(DType::I32))?;
+        cx.operand_is(first + 4, "the count", &Type::scalar(DType::I64))?;
+    }
+    Ok(())
+}
+
 pub(super) fn tma_load(cx: &OpCx, boundary: &[usize]) -> Check {
     let (block, elem) = memory::view(cx)?;
     memory::check_padding(cx, boundary, Padding::Zero, block.len(), elem)?;

@@ -296,8 +296,8 @@ fn op_types(cx: &OpCx) -> Check {
         Op::AsyncCommit
         | Op::AsyncWait { pending: _ }
         | Op::FenceAsyncShared
-        | Op::PingpongWait
         | Op::PingpongArrive => Ok(()),
+        Op::PingpongWait => barriers::pingpong_wait(cx),
         Op::MmaSync { precision: _, warps, k_end, n_end } => shared::mma(cx, Family::MmaSync, warps, [*k_end, *n_end]),
         Op::Wgmma { warps, k_end, n_end } => shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end]),
         Op::FmaDot => shared::dot(cx),

@@ -39,6 +39,7 @@ use self::thread_dependencies::ThreadDependencies;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{bounds, memory_effects, registers};
+use crate::ir::nested::takes_turns;
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::{Index, LinearLayout};
 use crate::lower::Unsupported;
@@ -133,6 +134,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         num_warps: options.num_warps,
         consumers: None,
         replicas: replicas(func),
+        takes_turns: takes_turns(func),
         replica: None,
         registers,
         e,
@@ -277,6 +279,8 @@ struct Lowering<'f> {
     consumers: Option<u32>,
     /// The programs that one block runs, consecutive on axis 0.
     replicas: u32,
+    /// Whether these load in turn, and are as many programs apart as there are blocks.
+    takes_turns: bool,
     /// The index of the program that the code being lowered belongs to, where there are several.
     replica: Option<Val>,
     /// Registers available to a thread that issues `wgmma`.
@@ -419,18 +423,31 @@ impl<'f> Lowering<'f> {
 
     /// The index of the program on an axis.
     fn program_id(&mut self, axis: u32) -> Val {
-        let first = self.of_grid("ctaid", axis);
-        match self.replica.clone().filter(|_| axis == 0) {
+        let replica = self.replica.clone().filter(|_| axis == 0);
+        if self.takes_turns && axis == 0 {
+            let block = self.of_grid("ctaid", axis);
+            let Some(replica) = replica else { return block };
+            let blocks = self.of_grid("nctaid", axis);
+            let apart = self.e.hoist(format!("mul i32 {blocks}, {replica}"));
+            return self.e.hoist(format!("add i32 {block}, {apart}"));
+        }
+        let first = self.in_programs("ctaid", axis);
+        match replica {
             Some(replica) => self.e.hoist(format!("add i32 {first}, {replica}")),
             None => first,
         }
     }
 
-    /// A register that counts blocks on an axis, in programs.
+    /// A register that counts blocks on an axis.
     fn of_grid(&mut self, register: &str, axis: u32) -> Val {
         let name = format!("llvm.nvvm.read.ptx.sreg.{register}.{}", ["x", "y", "z"][axis as usize]);
         self.e.declare(&format!("declare i32 @{name}()"));
-        let blocks = self.e.hoist(format!("call i32 @{name}()"));
+        self.e.hoist(format!("call i32 @{name}()"))
+    }
+
+    /// A register that counts blocks on an axis, in programs.
+    fn in_programs(&mut self, register: &str, axis: u32) -> Val {
+        let blocks = self.of_grid(register, axis);
         match self.replicas {
             2.. if axis == 0 => self.e.hoist(format!("mul i32 {blocks}, {}", self.replicas)),
             _ => blocks,
@@ -445,7 +462,7 @@ impl<'f> Lowering<'f> {
                 self.set(data.results[0], vec![v]);
             }
             Op::NumPrograms { axis } => {
-                let v = self.of_grid("nctaid", *axis);
+                let v = self.in_programs("nctaid", *axis);
                 self.set(data.results[0], vec![v]);
             }
             Op::Constant { .. }

@@ -1,5 +1,7 @@
 //! Builds the consumer and the producer partition.
 
+mod turns;
+
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Func, Loc, Op, OpId, Type, Value};
 use crate::schedule::Slice;
 use crate::schedule::candidates::Candidate;
@@ -28,6 +30,8 @@ struct Partitioner<'a> {
     slice: &'a Slice,
     /// The buffers and mbarriers of each ring, by group, then by ring.
     rings: Vec<Vec<RingValues>>,
+    /// For which program of the block the producer loads, if programs take turns.
+    program: Option<Value>,
     loc: Loc,
 }
 
@@ -35,7 +39,7 @@ struct Partitioner<'a> {
 pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let loc = func.loc.clone();
     let (consume, produce, head) = (func.add_block(), func.add_block(), func.add_block());
-    let mut partitioner = Partitioner { func, plan, slice, rings: Vec::new(), loc };
+    let mut partitioner = Partitioner { func, plan, slice, rings: Vec::new(), program: None, loc };
     partitioner.rings(head);
 
     let mut start = partitioner.states(produce, 1);
@@ -166,8 +170,13 @@ impl Partitioner<'_> {
                 let data = self.func.op(id).clone();
                 let operands = data.operands.iter().map(|v| *map.get(v).unwrap_or(v)).collect();
                 let types = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
+                let of_program = self.program.filter(|_| data.op == (Op::ProgramId { axis: 0 }));
                 let copy = self.func.append(to, data.op, operands, types, vec![], data.loc);
-                map.extend(data.results.iter().copied().zip(self.func.op(copy).results.clone()));
+                let mut results = self.func.op(copy).results.clone();
+                if let Some(number) = of_program {
+                    results[0] = self.builder(to).binary(BinaryOp::Add, results[0], number);
+                }
+                map.extend(data.results.iter().copied().zip(results));
             } else if self.slice.control.contains(&id) {
                 match self.func.op(id).op {
                     Op::For { .. } => self.produce_loop(id, to, states, map),
@@ -205,7 +214,10 @@ impl Partitioner<'_> {
         for (&g, pair) in groups.iter().zip(carried[kept.len()..].chunks(2)) {
             inner[g] = State { slot: pair[0], parity: pair[1] };
         }
-        self.produce(from, region, &mut inner, map);
+        match self.has_turns(id) {
+            true => self.produce_turns(id, region, [index, operands[1]], &mut inner, map),
+            false => self.produce(from, region, &mut inner, map),
+        }
         let last = *self.func.block(from).ops.last().expect("internal compiler error: an empty loop");
         let yields = self.func.op(last).operands.clone();
         let mut values: Vec<Value> = kept.iter().map(|&i| at(map, yields[i])).collect();
@@ -361,6 +373,7 @@ impl Partitioner<'_> {
     fn consume_loop(&mut self, id: OpId, groups: &[usize], states: &mut [State]) {
         let region = self.func.op(id).regions[0];
         let i32 = Type::scalar(DType::I32);
+        let others = if self.has_turns(id) { self.others_turns(id, groups) } else { Vec::new() };
         let mut inner = states.to_vec();
         let mut after = states.to_vec();
         for &g in groups {
@@ -372,6 +385,7 @@ impl Partitioner<'_> {
             let [slot, parity] = [0, 1].map(|_| self.func.add_result(id, i32.clone()));
             after[g] = State { slot, parity };
         }
+        let later = if others.is_empty() { Vec::new() } else { self.consume_turns(id, &others, &mut inner) };
         let main = stages::main_stage(self.func, region);
         let last = self.func.terminator(region);
         self.func.detach(last);
@@ -380,6 +394,7 @@ impl Partitioner<'_> {
         for &g in groups {
             self.func.add_operands(last, &[inner[g].slot, inner[g].parity]);
         }
+        self.func.add_operands(last, &later);
         states.copy_from_slice(&after);
     }
 
