@@ -31,13 +31,13 @@ struct PendingCopy {
 pub(super) struct BarrierTable {
     barriers: Vec<Barrier>,
     copies: Vec<PendingCopy>,
-    /// For a wait for the turns of other programs that has not returned yet: the buffers that they have used so far, for
-    /// each ring.
-    turns: HashMap<OpId, Vec<i128>>,
+    /// For a wait for a turn that has not returned yet: the buffers that the other programs have used so far, of each
+    /// ring.
+    used_by_others: HashMap<OpId, Vec<i128>>,
 }
 
 /// Buffers of a ring that other programs of the block use before this one.
-pub(super) struct OthersTurn {
+pub(super) struct UsedByOthers {
     pub full: Barriers,
     pub empty: Barriers,
     pub slot: i128,
@@ -144,33 +144,33 @@ impl BarrierTable {
         Ok(true)
     }
 
-    /// Takes the place of the programs whose turns come before that of this one: uses their buffers as the producer fills
-    /// them. Returns how many, and whether these were all.
-    pub fn others_turns(
+    /// Takes the place of the programs whose turns come before that of this one: uses their buffers as the producer
+    /// fills them. Returns how many, and whether these were all.
+    pub fn use_for_others(
         &mut self,
         at: OpId,
-        turns: &[OthersTurn],
+        rings: &[UsedByOthers],
         memory: &mut SharedMemory,
     ) -> Result<(u64, bool), String> {
-        let mut used = self.turns.remove(&at).unwrap_or_else(|| vec![0; turns.len()]);
+        let mut used = self.used_by_others.remove(&at).unwrap_or_else(|| vec![0; rings.len()]);
         let mut now = 0;
-        for (turn, used) in turns.iter().zip(&mut used) {
-            let depth = turn.full.count as i128;
-            while *used < turn.count {
-                let position = turn.slot + *used;
-                let (slot, parity) = (position % depth, turn.parity ^ (position / depth % 2));
-                if !self.wait(&turn.full, slot, parity, memory)? {
+        for (ring, used) in rings.iter().zip(&mut used) {
+            let depth = ring.full.count as i128;
+            while *used < ring.count {
+                let position = ring.slot + *used;
+                let (slot, parity) = (position % depth, ring.parity ^ (position / depth % 2));
+                if !self.wait(&ring.full, slot, parity, memory)? {
                     break;
                 }
-                let arrivals = self.at(&turn.empty, slot)?.1.pending;
-                self.arrive(&turn.empty, slot, arrivals)?;
+                let arrivals = self.at(&ring.empty, slot)?.1.pending;
+                self.arrive(&ring.empty, slot, arrivals)?;
                 *used += 1;
                 now += 1;
             }
         }
-        let done = turns.iter().zip(&used).all(|(turn, &used)| used >= turn.count);
+        let done = rings.iter().zip(&used).all(|(ring, &used)| used >= ring.count);
         if !done {
-            self.turns.insert(at, used);
+            self.used_by_others.insert(at, used);
         }
         Ok((now, done))
     }

@@ -2,7 +2,7 @@
 //! partition of a warp-specialized region.
 
 use super::InterpError;
-use super::barriers::OthersTurn;
+use super::barriers::UsedByOthers;
 use super::machine::{Fault, Machine};
 use super::value::{Tile, Val};
 use crate::ir::{BlockId, DType, Op, OpId};
@@ -153,7 +153,7 @@ impl Machine<'_> {
                     continue;
                 }
                 Op::PingpongWait => {
-                    if !self.others_turns(id)? {
+                    if !self.has_turn(id)? {
                         return Ok(Pause::Blocked(id));
                     }
                     frame.at += 1;
@@ -261,17 +261,17 @@ impl Machine<'_> {
     }
 
     /// Whether the turns of other programs before that of this one have ended.
-    fn others_turns(&mut self, id: OpId) -> Result<bool, InterpError> {
+    fn has_turn(&mut self, id: OpId) -> Result<bool, InterpError> {
         let operands = self.operands(id);
-        let turn = |five: &[Val]| OthersTurn {
+        let ring = |five: &[Val]| UsedByOthers {
             full: five[0].barriers().clone(),
             empty: five[1].barriers().clone(),
             slot: five[2].int(),
             parity: five[3].int(),
             count: five[4].int(),
         };
-        let turns: Vec<OthersTurn> = operands.chunks_exact(5).map(turn).collect();
-        let used = self.barriers.others_turns(id, &turns, &mut self.shared);
+        let rings: Vec<UsedByOthers> = operands.chunks_exact(5).map(ring).collect();
+        let used = self.barriers.use_for_others(id, &rings, &mut self.shared);
         let (used, done) = used.map_err(|e| self.error(id, e))?;
         for _ in 0..used + u64::from(done) {
             self.count_op(id)?;

@@ -70,8 +70,8 @@ pub fn copy_region(func: &mut Func, region: BlockId, map: &mut HashMap<Value, Va
     copy
 }
 
-/// Whether programs that share a block load different tiles, in turn. Program `i` of `n` shares a block with those whose
-/// number differs from `i` by multiples of the number of blocks; programs that share loads are consecutive.
+/// Whether the programs that share a block load different tiles, in turn. These are as many programs apart as there are
+/// blocks; programs that share loads follow each other.
 pub fn takes_turns(func: &Func) -> bool {
     let waits_for_others = |id: OpId| {
         let data = func.op(id);

@@ -534,16 +534,16 @@ op_table! {
     TmaStore { boundary: Vec<usize> } = "tma_store" (2..2) -> 0, Write, Async;
     /// Ping-pong scheduling: waits until the previous consumer warpgroup has arrived. The first warpgroup is the first
     /// to proceed. With operands, programs that share the block take turns: waits until the previous program has arrived.
-    /// Operands, five for each pair of mbarriers that track a ring: full mbarriers, empty mbarriers, i32 slot, i32 parity, i64
-    /// count: the other programs have then used as many buffers of the ring, from this slot and parity on.
+    /// Operands, five for each pair of mbarriers that track a ring: full mbarriers, empty mbarriers, i32 slot, i32
+    /// parity, i64 count. The other programs have then used `count` buffers of the ring, from this slot and parity on.
     PingpongWait = "pingpong_wait" (0..any) -> 0, Control, Async;
-    /// Ping-pong scheduling: lets the next consumer warpgroup, or the next program, proceed; the last one is followed by the
-    /// first.
+    /// Ping-pong scheduling: lets the next consumer warpgroup, or the next program, proceed; the last one is followed
+    /// by the first.
     PingpongArrive = "pingpong_arrive" (0..0) -> 0, Control, Async;
     /// Warp specialization: partitions of the block that run concurrently. `warps` warps run the first region (the
     /// consumers), or `warps` warps for each of `replicas` programs, which share the second region: consecutive ones
-    /// on axis 0 or, if they take turns, those as many apart as there are blocks. The block has four more warps, of which `producers` run the second region. `registers` gives the
-    /// registers per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler
+    /// on axis 0 or, if they take turns, those as many apart as there are blocks. The block has four more warps, of which
+    /// `producers` run the second region. `registers` gives the registers per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler
     /// inserts synchronize its own threads only, those of one program. In the second region, `program_id` is that of the
     /// first program.
     WarpSpecialize { warps: u32, producers: u32, registers: Vec<u32>, replicas: Option<u32> } = "warp_specialize" (0..0) -> 0, Regions, Async;

@@ -3,8 +3,8 @@
 //!
 //! Does: in loops of a consumer partition with several warpgroups, inserts a wait on the warpgroup's named barrier
 //! before the first `wgmma` of an iteration, and an arrival at the next warpgroup's barrier once the `wgmma` before the
-//! first `wgmma_wait` have been issued. Where programs take turns in a loop around, it only moves the end of each turn to the
-//! last wait for a buffer.
+//! first `wgmma_wait` have been issued. Where programs take turns in a loop around, it only moves the end of each turn to
+//! the last wait for a buffer, whatever the option says.
 //! Requires: stage *async*, with `wgmma_wait` in final position (`delay_waits`).
 //! Keeps: results. All warpgroups run the same iterations: those of one program, and those of several programs in the
 //! loops of the loads that they share.
@@ -14,14 +14,15 @@
 
 use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
+use crate::ir::nested::takes_turns;
 use crate::ir::{BlockId, Builder, Func, Op, OpId, Value};
 use crate::target::CompileOptions;
 
 /// Runs the pass.
 pub fn run(func: &mut Func, options: &CompileOptions) {
-    let turns: Vec<OpId> = func.walk().into_iter().filter(|&id| func.op(id).op == Op::PingpongArrive).collect();
-    if !turns.is_empty() {
-        turns.into_iter().for_each(|id| end_turn_early(func, id));
+    if takes_turns(func) {
+        let ends = func.walk().into_iter().filter(|&id| func.op(id).op == Op::PingpongArrive);
+        ends.collect::<Vec<OpId>>().into_iter().for_each(|id| end_turn_early(func, id));
         return;
     }
     if options.schedule.pingpong != Some(true) {
@@ -45,7 +46,8 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
 fn end_turn_early(func: &mut Func, id: OpId) {
     let block = func.parent_block(id);
     let is_wait = |id: OpId| matches!(func.op(id).op, Op::MbarrierWait);
-    let waits = |&&id: &&OpId| is_wait(id) || func.op(id).regions.iter().any(|&r| func.walk_from(r).into_iter().any(is_wait));
+    let inside = |id: OpId| func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
+    let waits = |&&id: &&OpId| is_wait(id) || inside(id).any(is_wait);
     let Some(&last) = func.block(block).ops.iter().rev().find(waits) else { return };
     let (from, to) = (func.position(id), func.position(last) + 1);
     if to < from {

@@ -73,8 +73,8 @@ pub struct Plan {
     stages: u32,
     /// Consumer warps of one program.
     pub warps: u32,
-    /// The programs of a block for which the producer loads: 1 unless the loops ask for more. They are consecutive on axis 0,
-    /// or take turns.
+    /// The programs of a block for which the producer loads: 1 unless the loops ask for more. They are consecutive on
+    /// axis 0, or take turns.
     pub replicas: u32,
     /// How the programs of a block take turns, if the loads of loops differ between them.
     pub turns: Option<Turns>,
@@ -256,19 +256,22 @@ impl Plan {
         let slice = Slice::new(func, self)?;
         let replicas = self.replicas;
         let help = format!(
-            "depends on program_id(0) in another way than by program_id(0) / {replicas}: compute it from that, put the loads \
-             into a loop `range(program_id(0), …)`, in which the programs take turns, or remove `replicas`"
+            "depends on program_id(0) in another way than by program_id(0) / {replicas}: compute it from that, put the loop \
+             into an outermost loop `range(program_id(0), …, num_programs(0))`, in which programs take turns, or remove \
+             `replicas`"
         );
         let mut loads: Vec<(OpId, usize)> =
             self.blocks.values().flat_map(|(group, loads)| loads.iter().map(|c| (c.load, *group))).collect();
         loads.sort();
         let in_loops = || loads.iter().filter(|(_, group)| !self.groups[*group].once);
-        let differs = |&(load, _): &(OpId, usize)| slice.varies(func, load) || slice.varying_control(func, load).is_some();
+        let differs =
+            |&(load, _): &(OpId, usize)| slice.varies(func, load) || slice.varying_control(func, load).is_some();
         if in_loops().any(differs)
             && let Some(turns) = Turns::find(func, &Slice::of_programs(func, self, false)?, &self.blocks)?
         {
             if let Some((load, _)) = loads.iter().find(|(_, group)| self.groups[*group].once) {
-                return Err(format!("the load at {} is outside of the loops in which programs take turns", func.op(*load).loc));
+                let at = &func.op(*load).loc;
+                return Err(format!("the load at {at} is outside of the loops in which programs take turns"));
             }
             self.turns = Some(turns);
             return Ok(());

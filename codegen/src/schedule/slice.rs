@@ -31,7 +31,7 @@ impl Slice {
         Slice::of_programs(func, plan, plan.turns.is_none())
     }
 
-    /// As [`Slice::new`], for programs of a block that are `consecutive`, or as many programs apart as there are blocks.
+    /// As [`Slice::new`]. The programs of a block follow each other (`consecutive`), or take turns.
     ///
     /// # Errors
     /// As [`Slice::new`].
@@ -54,7 +54,7 @@ impl Slice {
             slice.value(func, func.op(load).operands[0]).map_err(of)?;
         }
         if plan.replicas > 1 {
-            slice.find_varying(func, consecutive.then_some(plan.replicas));
+            slice.find_varying(func, if consecutive { plan.replicas } else { 1 });
         }
         Ok(slice)
     }
@@ -88,14 +88,16 @@ impl Slice {
         })
     }
 
-    /// Programs differ by their `program_id(0)`, but `consecutive` ones not by `program_id(0) / consecutive`.
-    fn find_varying(&mut self, func: &Func, consecutive: Option<u32>) {
+    /// The programs of a block differ by `program_id(0)`, but not by `program_id(0) / following` if that many follow each
+    /// other.
+    fn find_varying(&mut self, func: &Func, following: u32) {
         let is_id = |v: Value| func.def_op(v).is_some_and(|id| func.op(id).op == Op::ProgramId { axis: 0 });
         let is_shared = |id: OpId| {
             let data = func.op(id);
             data.op == Op::Binary(BinaryOp::Div)
                 && is_id(data.operands[0])
-                && consecutive.is_some_and(|count| func.constant_int(data.operands[1]) == Some(count.into()))
+                && following > 1
+                && func.constant_int(data.operands[1]) == Some(following.into())
         };
         let ops: Vec<OpId> = func.walk().into_iter().filter(|id| self.ops.contains(id)).collect();
         let mut control: Vec<OpId> = self.control.iter().copied().collect();

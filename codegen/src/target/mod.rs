@@ -325,7 +325,7 @@ pub struct Manifest {
     pub threads: u32,
     /// Dynamic shared memory of one block in bytes (GPU).
     pub shared_bytes: u32,
-    /// Program instances of one block, consecutive on the first axis of the grid (GPU), whose extent is a multiple: the
+    /// Program instances of one block, of the first axis of the grid (GPU), whose extent is a multiple: the
     /// grid of blocks has this extent divided by it.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub programs_per_block: u32,

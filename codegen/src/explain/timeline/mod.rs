@@ -26,6 +26,7 @@ use std::fmt;
 
 use super::{Partition, Scheduled, is_loop, loops};
 use crate::analysis::pipes::Pipe;
+use crate::ir::nested::takes_turns;
 use crate::ir::{Func, Op, OpId};
 use crate::target::GpuArch;
 
@@ -157,6 +158,8 @@ fn groups(
 ) -> Vec<Group> {
     const WARPGROUP: u32 = 4;
     let consumer_warps = func.walk().into_iter().find_map(|id| match func.op(id).op {
+        // Of programs that take turns, one runs the loop.
+        Op::WarpSpecialize { warps, .. } if takes_turns(func) => Some((warps, 1)),
         Op::WarpSpecialize { warps, replicas, .. } => Some((warps, replicas.unwrap_or(1))),
         _ => None,
     });

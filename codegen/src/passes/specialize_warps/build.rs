@@ -30,8 +30,8 @@ struct Partitioner<'a> {
     slice: &'a Slice,
     /// The buffers and mbarriers of each ring, by group, then by ring.
     rings: Vec<Vec<RingValues>>,
-    /// For which program of the block the producer loads, if programs take turns.
-    program: Option<Value>,
+    /// If programs take turns: by how much `program_id(0)` of the one for which the producer loads is above the first's.
+    apart: Option<Value>,
     loc: Loc,
 }
 
@@ -39,7 +39,7 @@ struct Partitioner<'a> {
 pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let loc = func.loc.clone();
     let (consume, produce, head) = (func.add_block(), func.add_block(), func.add_block());
-    let mut partitioner = Partitioner { func, plan, slice, rings: Vec::new(), program: None, loc };
+    let mut partitioner = Partitioner { func, plan, slice, rings: Vec::new(), apart: None, loc };
     partitioner.rings(head);
 
     let mut start = partitioner.states(produce, 1);
@@ -170,11 +170,11 @@ impl Partitioner<'_> {
                 let data = self.func.op(id).clone();
                 let operands = data.operands.iter().map(|v| *map.get(v).unwrap_or(v)).collect();
                 let types = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
-                let of_program = self.program.filter(|_| data.op == (Op::ProgramId { axis: 0 }));
+                let apart = self.apart.filter(|_| data.op == (Op::ProgramId { axis: 0 }));
                 let copy = self.func.append(to, data.op, operands, types, vec![], data.loc);
                 let mut results = self.func.op(copy).results.clone();
-                if let Some(number) = of_program {
-                    results[0] = self.builder(to).binary(BinaryOp::Add, results[0], number);
+                if let Some(apart) = apart {
+                    results[0] = self.builder(to).binary(BinaryOp::Add, results[0], apart);
                 }
                 map.extend(data.results.iter().copied().zip(results));
             } else if self.slice.control.contains(&id) {
@@ -273,12 +273,13 @@ impl Partitioner<'_> {
         }
     }
 
-    /// A value of the slice as the program with this number among those of the block computes it.
+    /// A value of the slice as another program of the block computes it, whose `program_id(0)` is by `apart` above that
+    /// of the first.
     fn copy_for(
         &mut self,
         to: BlockId,
         v: Value,
-        number: Value,
+        apart: Value,
         map: &HashMap<Value, Value>,
         copies: &mut HashMap<Value, Value>,
     ) -> Value {
@@ -292,10 +293,10 @@ impl Partitioner<'_> {
             Some(id) => {
                 let data = self.func.op(id).clone();
                 if data.op == (Op::ProgramId { axis: 0 }) {
-                    self.builder(to).binary(BinaryOp::Add, first, number)
+                    self.builder(to).binary(BinaryOp::Add, first, apart)
                 } else {
                     let operands: Vec<Value> =
-                        data.operands.iter().map(|&v| self.copy_for(to, v, number, map, copies)).collect();
+                        data.operands.iter().map(|&v| self.copy_for(to, v, apart, map, copies)).collect();
                     let types: Vec<Type> = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
                     let op = self.func.append(to, data.op, operands, types, vec![], data.loc);
                     let at = data.results.iter().position(|&result| result == v);

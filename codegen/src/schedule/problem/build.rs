@@ -31,7 +31,9 @@ impl Problem {
         let producer = loads.iter().any(is_produced);
         let (groups, warps) = match producer {
             true => {
-                let replicas = plan.as_ref().map_or(1, |plan| plan.replicas);
+                // Programs that take turns run their loops one after the other, each with loads of its own.
+                let together = plan.as_ref().filter(|plan| plan.turns.is_none());
+                let replicas = together.map_or(1, |plan| plan.replicas);
                 ((options.num_warps / WARPGROUP).max(1) * replicas, WARPGROUP)
             }
             false => (1, options.num_warps),

@@ -1,7 +1,6 @@
 //! Programs of a block that take turns: the persistent loop in both partitions.
 
 use super::{Partitioner, State};
-use crate::ir::nested::defined_inside;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Elem, Op, OpId, Type, Value};
 use std::collections::HashMap;
 
@@ -19,8 +18,8 @@ impl Partitioner<'_> {
         self.plan.turns.as_ref().is_some_and(|turns| turns.outer == id)
     }
 
-    /// Clones the body of the persistent loop into `to` for each program of the block that has this iteration: `index`, and
-    /// the bound of the loop, are those of the first.
+    /// Clones the body of the persistent loop into `to` for each program of the block that has this iteration: `index`,
+    /// and the bound of the loop, are those of the first.
     pub(super) fn produce_turns(
         &mut self,
         id: OpId,
@@ -29,6 +28,7 @@ impl Partitioner<'_> {
         states: &mut [State],
         map: &HashMap<Value, Value>,
     ) {
+        let turns = self.plan.turns.as_ref().expect("internal compiler error: programs without turns");
         let i32 = Type::scalar(DType::I32);
         let (from, groups) = (self.func.op(id).regions[0], self.groups_in(id));
         let own_index = self.func.block(from).params[0];
@@ -39,7 +39,8 @@ impl Partitioner<'_> {
         operands.extend(states_of(&groups, states));
         let region = self.func.add_block();
         let number = self.func.add_param(region, i32.clone());
-        let params: Vec<Value> = groups.iter().flat_map(|_| [(); 2]).map(|()| self.func.add_param(region, i32.clone())).collect();
+        let params: Vec<Value> =
+            groups.iter().flat_map(|_| [(); 2]).map(|()| self.func.add_param(region, i32.clone())).collect();
         let mut before = states.to_vec();
         set_states(&groups, &mut before, &params);
 
@@ -56,15 +57,15 @@ impl Partitioner<'_> {
         let mut own = map.clone();
         own.insert(own_index, index);
         let mut copies = HashMap::new();
-        for v in self.varying_outside(id) {
+        for &v in &turns.outside {
             let copy = self.copy_for(region, v, apart, map, &mut copies);
             own.insert(v, copy);
         }
         let [turn, skip] = [0, 1].map(|_| self.func.add_block());
         let mut after = before.clone();
-        self.program = Some(apart);
+        self.apart = Some(apart);
         self.produce(from, turn, &mut after, &mut own);
-        self.program = None;
+        self.apart = None;
         for (block, states) in [(turn, &after), (skip, &before)] {
             let values: Vec<Value> = states_of(&groups, states).collect();
             self.builder(block).op(Op::Yield, &values, &[]);
@@ -74,30 +75,24 @@ impl Partitioner<'_> {
         let branch = self.func.append(region, Op::If, vec![exists], types.clone(), vec![turn, skip], loc.clone());
         let results = self.func.op(branch).results.clone();
         self.builder(region).op(Op::Yield, &results, &[]);
-        let op = Op::For { num_stages: None, unroll: None, warp_specialize: None, overlap: None, split: None, replicas: None };
-        let turns = self.func.append(to, op, operands, types, vec![region], loc);
-        let results = self.func.op(turns).results.clone();
+        let op = Op::For {
+            num_stages: None,
+            unroll: None,
+            warp_specialize: None,
+            overlap: None,
+            split: None,
+            replicas: None,
+        };
+        let all = self.func.append(to, op, operands, types, vec![region], loc);
+        let results = self.func.op(all).results.clone();
         set_states(&groups, states, &results);
-    }
-
-    /// The values from before a loop that addresses inside use, and that differ between the programs.
-    fn varying_outside(&self, id: OpId) -> Vec<Value> {
-        let inside = defined_inside(self.func, id);
-        let ops = self.func.walk_from(self.func.op(id).regions[0]).into_iter();
-        let of_slice = ops.filter(|op| {
-            [&self.slice.ops, &self.slice.control, &self.slice.loads].iter().any(|set| set.contains(op))
-        });
-        let operands = of_slice.flat_map(|op| self.func.op(op).operands.clone());
-        let mut values: Vec<Value> = operands.filter(|v| self.slice.differs(*v) && !inside.contains(v)).collect();
-        values.sort();
-        values.dedup();
-        values
     }
 
     /// Computes, before the persistent loop, how many buffers the other programs use between two turns of a consumer.
     pub(super) fn others_turns(&mut self, id: OpId, groups: &[usize]) -> Vec<OthersTurns> {
         let turns = self.plan.turns.as_ref().expect("internal compiler error: programs without turns");
-        let mut loads: Vec<(BlockId, usize)> = self.plan.blocks.iter().map(|(&block, (group, _))| (block, *group)).collect();
+        let mut loads: Vec<(BlockId, usize)> =
+            self.plan.blocks.iter().map(|(&block, (group, _))| (block, *group)).collect();
         loads.sort();
         let (loc, replicas) = (self.loc.clone(), self.plan.replicas);
         let mut b = Builder::before(self.func, id, loc);
@@ -125,8 +120,9 @@ impl Partitioner<'_> {
         of_groups.collect()
     }
 
-    /// Makes a consumer wait for its turn at the start of the persistent loop's body, and skip the buffers of the others;
-    /// after the last loop with loads, the next program has its turn. Returns what the body yields for the turns of others.
+    /// Makes a consumer wait for its turn at the start of the persistent loop's body, and skip the buffers of the
+    /// others; after the last loop with loads, the next program has its turn. Returns what the body yields for the turns
+    /// of others.
     pub(super) fn consume_turns(&mut self, id: OpId, others: &[OthersTurns], states: &mut [State]) -> Vec<Value> {
         let region = self.func.op(id).regions[0];
         let ops = self.func.block(region).ops.clone();
