@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tilewright_runtime::autotune::{
-    DeviceId, Entry, Journal, JournalEvent, Options, Outcome, Table, saved_choices, tuning,
+    DeviceId, Entry, Journal, JournalEvent, Options, Outcome, Report, Table, saved_choices, tuning,
 };
 use tilewright_runtime::prelude::*;
 
@@ -59,6 +59,18 @@ fn deadly(x: In<f32>, y: Out<f32>, #[no_specialize] n: i64, #[constexpr] mode: i
     store(y + i, v * factor, mask = i.to::<i64>() < n);
 }
 
+/// y = x + 1 by tiles that may not divide the length; with a `step` of 0, it would not end.
+#[autotune(configs = [Config(tile = 1000), Config(tile = 4096), Config(tile = 5000)], key = [n])]
+#[kernel]
+fn unmasked(x: In<f32>, y: Out<f32>, n: i32, step: i32, #[constexpr] tile: usize) {
+    let i = program_id(0) * tile + arange(0, tile);
+    let mut v = load(x + i);
+    for _ in range(0, n, step) {
+        v = v + 1.0 / n.to::<f32>();
+    }
+    store(y + i, v);
+}
+
 const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
 const N: usize = 10_000;
 
@@ -97,8 +109,32 @@ fn launch_deadly() {
     let device = Device::cpu();
     let x = Buffer::from_slice(&device, &[3.0f32; 64]).unwrap();
     let mut y = Buffer::<f32>::poisoned(&device, 64).unwrap();
-    Deadly { x: &x, y: &mut y, n: 64, mode: tuned() }.launch_tuned(&device, |_| 1).unwrap();
+    // SAFETY: not given; this is what ends the process.
+    let config = unsafe { LaunchConfig::new(0).unchecked() };
+    Deadly { x: &x, y: &mut y, n: 64, mode: tuned() }.launch_tuned_with(&device, &config, |_| 1).unwrap();
     assert_eq!(y.to_vec().unwrap(), [3.0; 64]);
+}
+
+/// Launches `unmasked` over 5000 elements; `n` and `step` are what a caller says.
+fn launch_unmasked(n: i32, step: i32) -> Result<()> {
+    let device = Device::cpu();
+    let x = Buffer::from_slice(&device, &[3.0f32; 5000]).unwrap();
+    let mut y = Buffer::<f32>::poisoned(&device, 5000).unwrap();
+    let mut args = Unmasked { x: &x, y: &mut y, n, step, tile: tuned() };
+    args.launch_tuned(&device, |args| (n as usize).div_ceil(args.tile))
+}
+
+fn print_candidates(reports: Vec<Report>) {
+    for report in reports {
+        println!("report {} {}", report.kernel, report.key);
+        for candidate in report.candidates {
+            match candidate.outcome {
+                Outcome::Timed { .. } => println!("timed {}", candidate.config),
+                Outcome::Dropped(why) => println!("dropped {}: {why}", candidate.config),
+                Outcome::Unfinished => println!("unfinished {}", candidate.config),
+            }
+        }
+    }
 }
 
 #[test]
@@ -109,15 +145,14 @@ fn child_tunes() {
     match role.as_str() {
         "tune" | "tune in no time" => {
             let ((), reports) = tuning(&options, || launch_accumulate(N));
-            for report in reports {
-                println!("report {} {}", report.kernel, report.key);
-                for candidate in report.candidates {
-                    match candidate.outcome {
-                        Outcome::Timed { .. } => println!("timed {}", candidate.config),
-                        Outcome::Dropped(why) => println!("dropped {}: {why}", candidate.config),
-                        Outcome::Unfinished => println!("unfinished {}", candidate.config),
-                    }
-                }
+            print_candidates(reports);
+        }
+        "overshoot" => {
+            let (outcome, reports) = tuning(&options, || launch_unmasked(5000, 1));
+            outcome.unwrap();
+            print_candidates(reports);
+            for (n, step) in [(10_000, 1), (3000, 0)] {
+                println!("{}", tuning(&options, || launch_unmasked(n, step)).0.unwrap_err());
             }
         }
         "launch" => launch_accumulate(N),
@@ -233,6 +268,20 @@ fn candidate_that_crashes_twice_is_dropped() {
     assert_eq!(dropped.len(), 2, "{events:?}");
     assert!(dropped[0].0.starts_with("mode=2,") && dropped[0].1.contains("ended 2 times"), "{dropped:?}");
     assert!(dropped[1].0.starts_with("mode=1,") && dropped[1].1.contains("differs"), "{dropped:?}");
+}
+
+/// Tuning launches what a launch would: candidates whose accesses leave the memory do not run, nor what would not end.
+#[test]
+fn candidates_that_leave_their_memory_do_not_run() {
+    let cache = TempDir::new().unwrap();
+    let text = run(cache.path(), "overshoot", &[]);
+    for tile in [1000, 5000] {
+        assert!(text.contains(&format!("timed tile={tile},")), "{text}");
+    }
+    let dropped = text.lines().find(|line| line.starts_with("dropped tile=4096")).expect("the tile that overshoots");
+    assert!(dropped.contains("out of bounds: `x` has 5000 elements"), "{dropped}");
+    assert!(text.matches("no configuration runs").count() == 2, "{text}");
+    assert!(text.contains("the step of a loop must be positive"), "{text}");
 }
 
 #[test]

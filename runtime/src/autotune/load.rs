@@ -130,6 +130,10 @@ impl CompileTask {
         let start = Instant::now();
         let kernel = self.device.load(&artifact).map_err(message)?.with_footprint(footprint);
         let seconds = start.elapsed().as_secs_f64();
+        // As a launch: each candidate has other accesses.
+        if self.config.bounds_check.is_enabled() {
+            kernel.check_bounds(grid, args).map_err(message)?;
+        }
         *slowest = slowest.max(seconds / bytes);
         tracing::info!("{}: loaded in {seconds:.1} s", self.def.name);
         Ok(Some(kernel))

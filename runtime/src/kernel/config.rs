@@ -82,7 +82,7 @@ pub struct BoundsCheck {
 }
 
 impl BoundsCheck {
-    pub(super) fn is_enabled(self) -> bool {
+    pub(crate) fn is_enabled(self) -> bool {
         !self.skipped
     }
 }
