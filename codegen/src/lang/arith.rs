@@ -270,8 +270,10 @@ macro_rules! host_pair {
 /// A literal as a number of the other operand's type.
 #[track_caller]
 fn literal_as<T: TryFrom<i128>>(lit: IntLit, type_name: &str) -> T {
-    T::try_from(lit.0)
-        .unwrap_or_else(|_| fail(error_here(format!("{} does not fit into {type_name}", lit.0)).label("out of range")))
+    match T::try_from(lit.0) {
+        Ok(n) => n,
+        Err(_) => fail(error_here(format!("{} does not fit into {type_name}", lit.0)).label("out of range")),
+    }
 }
 
 macro_rules! host_pairs {

@@ -128,11 +128,11 @@ type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide a
 /// - `warp_specialize`: whether dedicated producer warps do the loads.
 /// - `overlap`: whether the dots of one iteration overlap the arithmetic of the next.
 /// - `split`: whether a loop is split where the outcome of a mask, or of a bounds check, becomes known.
-/// - `replicas`: with warp specialization, this many programs of axis 0 share a block, each with a warpgroup (`num_warps = 4`),
-///   and a producer loads for all of them. The extent of axis 0 of the grid is a multiple of it. Either the loop's loads and
-///   bounds depend on `program_id(0)` only by `program_id(0) / replicas`, and programs that follow each other share the
-///   loads; or the loop begins at `program_id(0)`, and the programs take turns in the loops inside, whose bounds are the
-///   same in each iteration.
+/// - `replicas`: with warp specialization, this many programs of axis 0 share a block, each with a warpgroup
+///   (`num_warps = 4`), and a producer loads for all of them. The extent of axis 0 of the grid is a multiple of it. Either
+///   the loop's loads and bounds depend on `program_id(0)` only by `program_id(0) / replicas`, and programs that follow
+///   each other share the loads; or the loop is `range(program_id(0), end, num_programs(0))`, and the programs take turns
+///   in the loops inside, whose bounds are the same in each iteration.
 ///
 /// The compiler chooses each hint that is not given.
 #[track_caller]

@@ -113,8 +113,10 @@ macro_rules! extents {
         impl Extent for $ty {
             #[track_caller]
             fn extent(self) -> usize {
-                usize::try_from(self)
-                    .unwrap_or_else(|_| fail(error_here(format!("an extent cannot be {self}")).label("negative or too large")))
+                match usize::try_from(self) {
+                    Ok(n) => n,
+                    Err(_) => fail(error_here(format!("an extent cannot be {self}")).label("negative or too large")),
+                }
             }
         }
     )* };
@@ -124,9 +126,10 @@ extents!(usize, i32, i64, u32);
 impl Extent for IntLit {
     #[track_caller]
     fn extent(self) -> usize {
-        usize::try_from(self.0).unwrap_or_else(|_| {
-            fail(error_here(format!("an extent cannot be {}", self.0)).label("negative or too large"))
-        })
+        match usize::try_from(self.0) {
+            Ok(n) => n,
+            Err(_) => fail(error_here(format!("an extent cannot be {}", self.0)).label("negative or too large")),
+        }
     }
 }
 
@@ -170,6 +173,18 @@ pub(crate) fn check_shape(shape: &[usize]) {
                 .label("each part is the product of powers of two")
                 .note("extents are split into powers of two, 96 into 64 and 32; the code of an operation is repeated for each part")
                 .help(format!("use {next:?} and mask the elements beyond: `boundary_check` or `mask`")),
+        );
+    }
+}
+
+/// Fails with a message unless a number, which `what` gives a name, is a power of two.
+#[track_caller]
+pub(crate) fn check_power_of_two(n: usize, what: &str) {
+    if !n.is_power_of_two() {
+        fail(
+            error_here(format!("{what} must be a power of two, found {n}"))
+                .label("not a power of two")
+                .help(format!("use {}, and ignore the elements beyond {n}", n.next_power_of_two())),
         );
     }
 }

@@ -563,22 +563,23 @@ impl KernelDef {
     /// # Errors
     /// A constant that is missing or unknown.
     pub fn complete_consts(&self, given: &[(&str, ConstValue)]) -> Result<Vec<ConstValue>, Diagnostic> {
-        let mut names = Vec::new();
-        let mut values = Vec::new();
-        for p in self.params {
-            let ParamKind::Constexpr { ty, default } = p.kind else { continue };
-            names.push(p.name);
-            let value = given.iter().find(|(name, _)| self.param_name(name) == p.name).map(|(_, value)| value.clone());
-            match value.or(default.map(ConstValue::from)) {
-                Some(value) => values.push(value),
-                None => return Err(self.error(format!("the constant `{}` ({ty}) is not given", p.name))),
-            }
-        }
+        let constants = || self.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. }));
+        let names: Vec<&str> = constants().map(|p| p.name).collect();
+        // First, because a misspelled name leaves another constant without a value.
         if let Some((unknown, _)) = given.iter().find(|(name, _)| !names.contains(&self.param_name(name))) {
             return Err(self.error(format!(
                 "there is no constexpr parameter `{unknown}`: there are {}",
                 if names.is_empty() { "none".to_string() } else { names.join(", ") }
             )));
+        }
+        let mut values = Vec::new();
+        for p in self.params {
+            let ParamKind::Constexpr { ty, default } = p.kind else { continue };
+            let value = given.iter().find(|(name, _)| self.param_name(name) == p.name).map(|(_, value)| value.clone());
+            match value.or(default.map(ConstValue::from)) {
+                Some(value) => values.push(value),
+                None => return Err(self.error(format!("the constant `{}` ({ty}) is not given", p.name))),
+            }
         }
         Ok(values)
     }

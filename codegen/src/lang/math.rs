@@ -7,7 +7,7 @@ use super::handle::{Data, FloatData, Scalar, Tile, unary};
 use super::index::AxisIndex;
 use super::operand::{FloatLit, Number, Operand, Raw, broadcast, broadcast_operands, common_shape};
 use super::record::{emit, error_here, fail, shape};
-use crate::ir::{BinaryOp, CmpOp, UnaryOp};
+use crate::ir::{BinaryOp, CmpOp, DType, UnaryOp};
 
 macro_rules! float_functions {
     ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
@@ -66,16 +66,26 @@ where
     X::Elem: Float,
 {
     let dtype = X::Elem::dtype();
-    let minus = unary(UnaryOp::Neg, x);
-    let e = Raw::Value(unary(UnaryOp::Exp, minus).value());
+    // As all functions of 16-bit floats: each step would round, and eˣ overflow.
+    let wide = if dtype.bytes() < 4 { DType::F32 } else { dtype };
+    let e = emit(|b| {
+        let x = b.cast(x.value(), wide);
+        let minus = b.unary(UnaryOp::Neg, x);
+        b.unary(UnaryOp::Exp, minus)
+    });
     let one = Raw::Number(Number::Int(1));
-    let denominator = binary(BinaryOp::Add, e, one, dtype);
-    X::from_value(binary(BinaryOp::Div, one, Raw::Value(denominator), dtype))
+    let denominator = binary(BinaryOp::Add, Raw::Value(e), one, wide);
+    let result = binary(BinaryOp::Div, one, Raw::Value(denominator), wide);
+    X::from_value(emit(|b| b.cast(result, dtype)))
 }
 
-/// Softmax along an axis (by default the first, as in Triton), with the maximum subtracted for numerical stability.
+/// Softmax along an axis (by default the first, as in Triton), with the maximum subtracted for numerical stability. That of
+/// 16-bit floats is computed in f32.
 #[track_caller]
 pub fn softmax<T: Float>(x: Tile<T>, axis: impl AxisIndex) -> Tile<T> {
+    if T::dtype().bytes() < 4 {
+        return softmax(x.to::<f32>(), axis).to::<T>();
+    }
     let axis = super::index::check_axis(axis.axis_index(), x.rank(), "softmax") as i32;
     let largest = super::reduce::max(x, axis, true);
     let e = unary(UnaryOp::Exp, x.combine(largest, BinaryOp::Sub));
@@ -181,7 +191,7 @@ where
 type ElemOf<X, Y> = <<<X as Combine<Y>>::Output as Carried>::Handle as Data>::Elem;
 
 /// Group-major order of a `size_i` × `size_j` grid, for L2 reuse (Triton's `swizzle2d`): maps the row-major (i, j) to
-/// the (i, j) that visits groups of `size_g` rows column by column.
+/// the (i, j) that visits groups of `size_g` ≥ 1 rows column by column.
 #[track_caller]
 pub fn swizzle2d(
     i: Scalar<i32>,
@@ -193,6 +203,14 @@ pub fn swizzle2d(
     let d = crate::ir::DType::I32;
     let op = |op, a, b| Raw::Value(binary(op, a, b, d));
     let (size_i, size_j, size_g) = (size_i.raw(), size_j.raw(), size_g.raw());
+    let size_g = match size_g {
+        Raw::Number(Number::Int(n)) if n < 1 => fail(
+            error_here(format!("`size_g` of `swizzle2d` is {n}")).label("a group has rows").help("use at least 1"),
+        ),
+        Raw::Number(_) => size_g,
+        // Without rows in a group, several programs would get the same place.
+        Raw::Value(_) => op(BinaryOp::Max, size_g, Raw::Number(Number::Int(1))),
+    };
     let linear = op(BinaryOp::Add, op(BinaryOp::Mul, i.raw(), size_j), j.raw());
     let per_group = op(BinaryOp::Mul, size_g, size_j);
     let group = op(BinaryOp::Div, linear, per_group);

@@ -290,6 +290,12 @@ fn reject_on_block_ptr(given: bool, what: &str) {
     }
 }
 
+/// [`broadcast_to_pointers`] of a value that may not be given. (A closure would lose the caller's line.)
+#[track_caller]
+fn broadcast_if_given(raw: Option<Raw>, pointers: &[usize], dtype: DType, what: &str) -> Option<Value> {
+    Some(broadcast_to_pointers(raw?, pointers, dtype, what))
+}
+
 /// A mask or `other` value, broadcast to the shape of the pointers.
 #[track_caller]
 fn broadcast_to_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Value {
@@ -369,8 +375,8 @@ pub fn load<P: Pointer>(
         fail(error_here("`other` without `mask`").label("nothing is masked here").help("add `mask = …`"));
     }
     let to = shape(v);
-    let mask = mask.map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
-    let other = other.map(|o| broadcast_to_pointers(o, &to, dtype, "`other`"));
+    let mask = broadcast_if_given(mask, &to, DType::Bool, "the mask");
+    let other = broadcast_if_given(other, &to, dtype, "`other`");
     Data::from_value(emit(|b| b.load(v, mask, other, eviction)))
 }
 
@@ -415,7 +421,7 @@ pub fn store<P: Pointer>(
     }
     reject_boundary_check(boundary_check);
     let value = value_to_store(value.raw(), &to, dtype, v);
-    let mask = mask.map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
+    let mask = broadcast_if_given(mask, &to, DType::Bool, "the mask");
     emit(|b| b.store(v, value, mask, eviction));
 }
 
@@ -480,7 +486,7 @@ fn atomic<P: Pointer>(
         return P::old(None);
     }
     reject_boundary_check(boundary_check);
-    let mask = mask.map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
+    let mask = broadcast_if_given(mask, &to, DType::Bool, "the mask");
     P::old(Some(emit(|b| {
         let (sem, scope) = (given(sem, MemSem::Relaxed), given(scope, MemScope::Gpu));
         let operands: Vec<Value> = [Some(v), Some(value), mask].into_iter().flatten().collect();
@@ -558,7 +564,7 @@ pub fn atomic_cas<P: Pointer>(
     let to = shape(v);
     let expected = value_to_store(expected.raw(), &to, dtype, v);
     let new = value_to_store(new.raw(), &to, dtype, v);
-    let mask = mask.mask().map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
+    let mask = broadcast_if_given(mask.mask(), &to, DType::Bool, "the mask");
     P::old(Some(emit(|b| {
         let (sem, scope) = (given(sem, MemSem::AcqRel), given(scope, MemScope::Gpu));
         let operands: Vec<Value> = [Some(v), Some(expected), Some(new), mask].into_iter().flatten().collect();

@@ -196,9 +196,10 @@ macro_rules! assign_literals {
         }
     )* };
     (@IntLit $lit:ident, $ty:ty) => {
-        <$ty>::try_from($lit.0).unwrap_or_else(|_| {
-            fail(error_here(format!("{} does not fit into {}", $lit.0, stringify!($ty))).label("out of range"))
-        })
+        match <$ty>::try_from($lit.0) {
+            Ok(n) => n,
+            Err(_) => fail(error_here(format!("{} does not fit into {}", $lit.0, stringify!($ty))).label("out of range")),
+        }
     };
     (@FloatLit $lit:ident, $ty:ty) => { $lit.0 as $ty };
 }
@@ -388,10 +389,15 @@ pub(crate) fn broadcast_operands<const N: usize>(raws: [Raw; N], dtype: DType, w
         Raw::Number(_) => Vec::new(),
     });
     let common = common_shape(&shapes, what);
-    raws.map(|raw| match raw {
-        Raw::Value(v) => broadcast(v, &common),
-        Raw::Number(n) => constant(n, dtype, &common),
-    })
+    let mut values = Vec::with_capacity(N);
+    // A closure would lose the caller's line.
+    for raw in raws {
+        values.push(match raw {
+            Raw::Value(v) => broadcast(v, &common),
+            Raw::Number(n) => constant(n, dtype, &common),
+        });
+    }
+    values.try_into().expect("internal compiler error: another number of operands")
 }
 
 /// A scalar as i64, for indices: constants stay constants.

@@ -2,7 +2,7 @@
 
 use super::dtype::{Dtype, Int, Num};
 use super::handle::{Data, Tile};
-use super::index::{AxisIndex, Extent, check_axis, check_powers_of_two, check_shape};
+use super::index::{AxisIndex, Extent, check_axis, check_power_of_two, check_powers_of_two, check_shape};
 use super::memory::Mask;
 use super::operand::{broadcast, materialize};
 use super::record::{emit, error_here, fail, shape};
@@ -156,7 +156,7 @@ pub fn topk<T: Num>(x: Tile<T>, k: impl Extent, axis: impl AxisIndex) -> Tile<T>
     }
     let mut to = from;
     to[axis] = k;
-    check_powers_of_two(&to, "`topk`");
+    check_power_of_two(k, "`k` of `topk`");
     let all = sorted(x, axis, true);
     Tile::from_value(emit(|b| {
         let index = positions(b, &to, axis);
@@ -173,7 +173,7 @@ const COMPARISONS: usize = 1 << 14;
 pub fn histogram<I: Int>(x: Tile<I>, num_bins: impl Extent, mask: impl Mask) -> Tile<i32> {
     let bins = num_bins.extent();
     check_shape(&[bins]);
-    check_powers_of_two(&[bins], "`histogram`");
+    check_power_of_two(bins, "`num_bins` of `histogram`");
     let from = shape(x.value());
     check_powers_of_two(&from, "`histogram`");
     let n: usize = from.iter().product();

@@ -6,7 +6,7 @@ use tilewright_tests::on_device::devices;
 
 constexpr_enum! {
     enum F {
-        Exp, Exp2, Log, Log2, Sin, Cos, Tanh, Erf,
+        Exp, Exp2, Log, Log2, Sin, Cos, Tanh, Erf, Sigmoid,
         Round, Trunc, Rint, Expm1, Log1p, Log10, Exp10, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Cbrt
     }
 }
@@ -24,6 +24,7 @@ fn one_operand<T: Float>(x: In<T>, y: Out<T>, #[constexpr] f: F, #[constexpr] ti
         F::Cos => cos(v),
         F::Tanh => tanh(v),
         F::Erf => erf(v),
+        F::Sigmoid => sigmoid(v),
         F::Round => round(v),
         F::Trunc => trunc(v),
         F::Rint => rint(v),
@@ -209,6 +210,7 @@ const CASES: &[Case] = &[
     (F::Cos, f64::cos, (-100.0, 100.0), 1.7, 1.5),
     (F::Tanh, f64::tanh, (-10.0, 10.0), 1.6, 3.5),
     (F::Erf, libm::erf, (-6.0, 6.0), 1.2, 1.5),
+    (F::Sigmoid, |x| 1.0 / (1.0 + (-x).exp()), (-30.0, 30.0), 3.5, 2.0),
     (F::Round, f64::round, (-9.0, 9.0), 0.0, 0.0),
     (F::Trunc, f64::trunc, (-9.0, 9.0), 0.0, 0.0),
     (F::Rint, f64::round_ties_even, (-9.0, 9.0), 0.0, 0.0),
@@ -243,16 +245,13 @@ fn check_one_operand<T: Number>(device: &Device, n: usize, flushes: bool) -> Vec
         let bound = if T::EPSILON == f64::EPSILON { bound64 } else { bound32 };
         let is_approximate = device.is_cuda()
             && T::EPSILON != f64::EPSILON
-            && matches!(f, F::Exp | F::Exp2 | F::Tanh | F::Sinh | F::Cosh);
+            && matches!(f, F::Exp | F::Exp2 | F::Tanh | F::Sigmoid | F::Sinh | F::Cosh);
         let bound = if is_approximate { bound + OF_EX2 } else { bound };
         let mut error = (0.0, String::new());
         for (&x, &got) in x.iter().zip(&got) {
-            let mut want = reference(x.wide());
-            // The f32 polynomials of these two give +0 for −0.
-            if matches!(f, F::Sin | F::Tanh) && want == 0.0 {
-                want = got.wide() * 0.0;
-            }
-            let of = ulps(got, want, flushes);
+            let want = reference(x.wide());
+            // eˣ of the denominator is infinite there.
+            let of = ulps(got, want, flushes || f == F::Sigmoid);
             if !(of <= error.0) {
                 error = (of, format!("f({:e}) = {want:e}, got {:e}", x.wide(), got.wide()));
             }
@@ -324,6 +323,37 @@ fn functions_of_one_operand_are_accurate() {
 #[test]
 fn functions_of_two_operands_are_accurate() {
     check_on_devices(check_two_operands::<f32>, check_two_operands::<f64>);
+}
+
+#[kernel]
+fn of_sixteen_bits<T: Float>(x: In<T>, y: Out<T>, z: Out<T>) {
+    let i = arange(0, 1024);
+    let v = load(x + i);
+    store(y + i, sigmoid(v));
+    store(z + i, softmax(v));
+}
+
+/// Functions of 16-bit floats are computed in f32 and rounded once; the sum of 1024 exponentials of 0 to 8 as well.
+#[test]
+fn sigmoid_and_softmax_of_sixteen_bits_round_once() {
+    let x: Vec<f16> = (0..1024).map(|i| f16::from_f64(8.0 - f64::from(i) / 48.0)).collect();
+    let total: f64 = x.iter().map(|x| (x.to_f64() - 8.0).exp()).sum();
+    for device in devices() {
+        let at = Buffer::from_slice(&device, &x).unwrap();
+        let [mut y, mut z] = [(); 2].map(|()| Buffer::<f16>::poisoned(&device, 1024).unwrap());
+        OfSixteenBits { x: &at, y: &mut y, z: &mut z }.launch(&device, 1).unwrap();
+        let (y, z) = (y.to_vec().unwrap(), z.to_vec().unwrap());
+        for (i, x) in x.iter().map(|x| x.to_f64()).enumerate() {
+            for (what, got, want) in
+                [("sigmoid", y[i], 1.0 / (1.0 + (-x).exp())), ("softmax", z[i], (x - 8.0).exp() / total)]
+            {
+                // Half a unit in the last place, and the errors of f32; below 2⁻¹⁴ units no longer shrink.
+                let unit = 2f64.powf(want.log2().floor().max(-14.0) - 10.0);
+                let error = (got.to_f64() - want).abs() / unit;
+                assert!(error < 0.51, "{device}: {what} of {x} is {got}, expected {want}: {error} ulp");
+            }
+        }
+    }
 }
 
 #[kernel]

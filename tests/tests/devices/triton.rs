@@ -166,6 +166,10 @@ fn swizzle2d_goes_by_groups_of_rows() {
     for (device, y) in found {
         assert_eq!(y, want, "{device}");
     }
+    let none = |device, y| Swizzled { y, rows, columns, group: 0 }.launch(device, (rows, columns));
+    let mut y = Buffer::<i32>::poisoned(&Device::cpu(), 32).unwrap();
+    let error = none(&Device::cpu(), &mut y).unwrap_err().to_string();
+    assert!(error.contains("`size_g` of `swizzle2d` is 0"), "{error}");
 }
 
 /// Stores in a loop with several stages: to places that are loaded, and under a condition.

@@ -49,6 +49,45 @@ fn takes_an_extent_apart(x: In<f32>, out: Out<f32>) {
 }
 
 #[kernel]
+fn counts_into_another_number(x: In<i32>, out: Out<i32>) {
+    store(out + arange(0, 81), histogram(load(x + arange(0, 256)), 81));
+}
+
+#[kernel]
+fn takes_another_number(x: In<f32>, out: Out<f32>) {
+    store(out + arange(0, 3), topk(load(x + arange(0, 64)), 3));
+}
+
+#[kernel]
+fn masks_a_store_by_another_shape(x: In<f32>, out: Out<f32>) {
+    let i = arange(0, 64);
+    store(out + i, load(x + i), mask = i.expand_dims(0) < 3);
+}
+
+#[kernel]
+fn masks_a_load_by_another_shape(x: In<f32>, out: Out<f32>) {
+    let i = arange(0, 64);
+    store(out + i, load(x + i, mask = i.expand_dims(0) < 3));
+}
+
+#[kernel]
+fn fills_with_another_shape(x: In<f32>, out: Out<f32>) {
+    let i = arange(0, 64);
+    store(out + i, load(x + i, mask = i < 3, other = zeros::<f32>([32])));
+}
+
+#[kernel]
+fn masks_an_atomic_by_another_shape(x: In<f32>, out: Out<f32>) {
+    let i = arange(0, 64);
+    atomic_add(out + i, load(x + i), mask = i.expand_dims(0) < 3);
+}
+
+#[kernel]
+fn begins_below_zero(out: Out<i32>) {
+    store(out + arange(0, 100), arange(-3, 97));
+}
+
+#[kernel]
 fn loop_changes_shape(x: In<f32>, out: Out<f32>) {
     let mut acc = zeros::<f32>([64]);
     for i in range(0, 10) {
@@ -217,6 +256,13 @@ fn mistakes_name_the_line() {
         &TOO_MANY_PARTS,
         &SORTS_ANOTHER_EXTENT,
         &TAKES_AN_EXTENT_APART,
+        &COUNTS_INTO_ANOTHER_NUMBER,
+        &TAKES_ANOTHER_NUMBER,
+        &MASKS_A_STORE_BY_ANOTHER_SHAPE,
+        &MASKS_A_LOAD_BY_ANOTHER_SHAPE,
+        &FILLS_WITH_ANOTHER_SHAPE,
+        &MASKS_AN_ATOMIC_BY_ANOTHER_SHAPE,
+        &BEGINS_BELOW_ZERO,
         &LOOP_CHANGES_SHAPE,
         &BRANCHES_DIFFER,
         &WRITES_AN_INPUT,

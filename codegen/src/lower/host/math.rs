@@ -49,6 +49,7 @@ pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str, asm: &'static st
                 let mut m = Lanes { w, lanes: 1, gpu: Some(asm) };
                 let (r, quadrant) = m.reduce_cody_waite("%x");
                 let result = m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos);
+                let result = m.with_zero(op, "%x", result);
                 m.w.line(format!("ret float {result}"));
             });
             // Large arguments are rare, and their code is long.
@@ -77,7 +78,8 @@ fn define(w: &mut Writer, op: UnaryOp, lanes: usize, gpu: Option<&'static str>, 
             UnaryOp::Log2 => m.log("%x", true),
             UnaryOp::Sin | UnaryOp::Cos => {
                 let (r, quadrant) = m.reduce_angle("%x");
-                m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos)
+                let result = m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos);
+                m.with_zero(op, "%x", result)
             }
             UnaryOp::Tanh => m.tanh("%x"),
             UnaryOp::Erf => m.erf("%x"),
@@ -494,6 +496,16 @@ impl Lanes<'_> {
         chosen
     }
 
+    /// The result of a sine of x, where that of −0 is −0.
+    fn with_zero(&mut self, op: UnaryOp, x: &str, result: String) -> String {
+        if op != UnaryOp::Sin {
+            return result;
+        }
+        let zero = self.c(0.0);
+        let is_zero = self.f("fcmp oeq", x, &zero);
+        self.select(&is_zero, x, &result)
+    }
+
     /// Sine or cosine of the angle quadrant · π/2 + r.
     fn sin_cos_of(&mut self, r: &str, quadrant: &str, cosine: bool) -> String {
         let offset = self.ci(i64::from(cosine));
@@ -529,14 +541,15 @@ impl Lanes<'_> {
             None => self.f("fdiv", &two, &sum),
         };
         let large = self.f("fsub", &one, &quotient);
-        let large = self.intrinsic("llvm.copysign", "float", &[&large, x]);
         let s = self.f("fmul", x, x);
         let p = self.polynomial(&s, &[-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1]);
         let p = self.f("fmul", &p, &s);
         let small = self.fma(&p, x, x);
         let limit = self.c(0.625);
         let is_small = self.f("fcmp olt", &magnitude, &limit);
-        self.select(&is_small, &small, &large)
+        let result = self.select(&is_small, &small, &large);
+        // Also of −0, whose polynomial is +0.
+        self.intrinsic("llvm.copysign", "float", &[&result, x])
     }
 
     /// A polynomial near zero, 1 − exp(polynomial) elsewhere.
