@@ -432,7 +432,12 @@ impl Strided {
     }
 
     /// The same elements with two dimensions transposed.
+    ///
+    /// # Panics
+    /// There is no dimension `a` or `b`.
+    #[track_caller]
     pub fn transposed(mut self, a: usize, b: usize) -> Strided {
+        assert_axes([a, b], self.shape.len());
         self.shape.swap(a, b);
         self.strides.swap(a, b);
         self
@@ -457,6 +462,14 @@ impl Strided {
             return Ok(());
         }
         Err(Error::StridesOutOfRange { shape: self.shape.clone(), strides: self.strides.clone(), lowest, highest, len })
+    }
+}
+
+/// Panics with the axis and the rank unless all axes are below the rank.
+#[track_caller]
+pub(crate) fn assert_axes(axes: [usize; 2], rank: usize) {
+    for axis in axes {
+        assert!(axis < rank, "transposed: there is no axis {axis} in a tensor of {rank} dimensions, numbered from 0");
     }
 }
 

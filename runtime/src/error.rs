@@ -64,6 +64,14 @@ pub enum Error {
     #[error("kernel {kernel} is compiled for {found}, but {device} runs {expected}")]
     WrongTarget { kernel: String, device: String, expected: String, found: String },
 
+    #[error(
+        "kernel {kernel} is compiled code for {found}: {device} cannot run compiled code, be it PTX or native; it simulates \
+         kernels from their source\n  \
+         help: launch the kernel's struct on the simulated GPU, or load the code on a device that runs it: PTX on a GPU \
+         (`Device::cuda`), native code on the CPU (`Device::cpu`)"
+    )]
+    CompiledForSimulation { kernel: String, device: String, found: String },
+
     #[error(transparent)]
     Link(#[from] JitError),
 
@@ -128,6 +136,12 @@ pub enum Error {
         "a tensor of shape {shape:?} and strides {strides:?} accesses elements {lowest}..={highest}, outside 0..{len}"
     )]
     StridesOutOfRange { shape: Vec<i64>, strides: Vec<i64>, lowest: i128, highest: i128, len: usize },
+
+    #[error(
+        "a tensor of shape {shape:?} is too large: the product of the extents is above {limit} (an extent of 0 counts as 1)\n  \
+         help: check the extents; one that was computed may have wrapped around"
+    )]
+    ExtentsTooLarge { shape: Vec<usize>, limit: u64 },
 
     #[error("{what}: one operand is on {left}, the other on {right}")]
     DifferentDevices { what: &'static str, left: String, right: String },

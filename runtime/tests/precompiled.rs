@@ -209,6 +209,22 @@ fn a_manifest_and_code_of_different_compilations_are_refused() {
     assert!(load(&ptx_manifest, &code).is_err());
 }
 
+/// A simulated GPU of the same architecture is no GPU: the message says so, in place of naming that architecture twice.
+#[test]
+fn a_simulated_gpu_refuses_compiled_code() {
+    let device = Device::simulated(GpuArch::Sm90a);
+    for (manifest, code, target) in [Target::Nvptx(GpuArch::Sm90a), Target::Host(HostCpu::native())].map(|target| {
+        let (manifest, code) = written(&artifact(&target));
+        (manifest, code, target)
+    }) {
+        // SAFETY: the code is not executed.
+        let message = unsafe { PrecompiledKernel::load(&device, &manifest, &code) }.unwrap_err().to_string();
+        let words =
+            ["`axpy` (", &format!("code for {target}"), "a simulated sm_90a GPU cannot run", "from their source"];
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+}
+
 #[test]
 fn damaged_manifests_are_refused() {
     let (manifest, code) = native();
@@ -293,11 +309,17 @@ fn what_cannot_be_compiled_is_named() {
     let tuned = || Scale::<f32>::compile_for(GpuArch::Sm80).tuned(Scale::<f32>::AUTOTUNE);
     for (compilation, words) in [
         (scale().assume("m % 16"), ["no argument `m`", "x, y, a, n"]),
-        (scale().assume("n"), ["`n` is not an assumption", "name%16"]),
+        (scale().assume("n"), ["`n` is not an assumption", "write `name%16`"]),
+        (scale().assume("n >= 16"), ["`n >= 16` is not an assumption", "or `name=1`"]),
+        (scale().assume("n == 16"), ["`n == 16` is not an assumption", "or `name=1`"]),
+        (scale().assume("n % 16 = 0"), ["`n % 16 = 0` is not an assumption", "write `name%16`"]),
+        (scale().assume("n % 7"), ["cannot be a multiple of 7", "help: write `name%16`"]),
         (scale().assume("n % 12"), ["cannot be a multiple of 12", "power of two"]),
         (scale().assume("n = 1, n % 16"), ["`n` has two assumptions", "once"]),
         (scale().assume("a = 1"), ["`a` is of type f32", "pointers and integers"]),
         (scale().constant("tiles", 3usize), ["no constexpr parameter `tiles`", "tile"]),
+        (Scale::<f32>::compile_for(GpuArch::Sm80).constant("tille", 3usize), ["`tille`", "negate, tile"]),
+        (tuned().constant("tille", 3usize), ["`tille`", "negate, tile"]),
         (Scale::<f32>::compile_for(GpuArch::Sm80), ["`negate`", "is not given"]),
         (tuned(), ["constant `negate`, which has no value", "give the constant"]),
         (tuned().size("a", 3), ["the size of `a` selects no configuration", "n, negate"]),
@@ -305,6 +327,21 @@ fn what_cannot_be_compiled_is_named() {
         let message = compilation.compile().unwrap_err().to_string();
         assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message}");
     }
+}
+
+/// A manifest of code that was compiled by itself has the same hash as one of `compile_for`, and the CPU.
+#[test]
+fn manifests_have_the_hash_of_the_kernel_and_the_cpu() {
+    let (native, _) = native();
+    let document = Document::from_json(&native).unwrap();
+    let compiled = Axpy::compile_for(HostCpu::native()).constant("tile", 64usize).compile().unwrap().document;
+    assert_eq!((document.ir_hash.len(), &document.ir_hash), (64, &compiled.ir_hash));
+    assert_eq!((&document.cpu, &compiled.cpu), (&Some(HostCpu::native()), &Some(HostCpu::native())));
+    let other = Axpy::compile_for(GpuArch::Sm80).constant("tile", 32usize).assume("n % 16").compile().unwrap().document;
+    assert!(other.ir_hash.len() == 64 && other.ir_hash != compiled.ir_hash && other.cpu.is_none());
+    let level = HostCpu { cpu: "x86-64-v2".into(), features: String::new(), ..HostCpu::native() };
+    let compiled = Axpy::compile_for(level.clone()).compile().unwrap().document;
+    assert_eq!(compiled.cpu, Some(level));
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Tiles {
 pub fn is_sub_wave(batch_and_heads: usize, rows: usize) -> bool {
     /// About two programs for each of 132 SMs.
     const MIN_PROGRAMS: usize = 256;
-    batch_and_heads * rows.div_ceil(64) < MIN_PROGRAMS
+    batch_and_heads.saturating_mul(rows.div_ceil(64)) < MIN_PROGRAMS
 }
 
 /// Whether the backward pass in one pass is faster than in two: on Hopper, where TMA adds the tiles of dQ, for bf16 and
@@ -237,9 +237,9 @@ pub fn dq_default(problem: &Problem) -> Config {
     default_config(Pass::Dq, problem)
 }
 
-/// The tile's extent along the head dimension: a power of two that the MMA instructions support.
+/// The tile's extent along the head dimension: a power of two that the MMA instructions support. Saturates.
 pub fn d_tile(d: usize) -> usize {
-    d.next_power_of_two().max(16)
+    d.checked_next_power_of_two().unwrap_or(usize::MAX).max(16)
 }
 
 /// Enables warp specialization (producer warps).

@@ -86,9 +86,10 @@ impl<'a> Options<'a> {
                 causal: self.causal,
                 d,
                 element_bytes: T::DTYPE.size(),
-                heads,
-                rows,
-                loop_rows,
+                // A launch refuses more. Here the limits keep products in range; more heads give the same splits.
+                heads: heads.min(MAX_ROWS),
+                rows: rows.min(MAX_ROWS),
+                loop_rows: loop_rows.min(MAX_ROWS),
                 requested: self.num_splits,
             }),
             false => KvSplit::UNSPLIT,
@@ -98,7 +99,7 @@ impl<'a> Options<'a> {
     /// Whether the backward pass for q and k of these shapes takes one pass; [`Backward`] has the choices.
     pub fn is_one_pass<T: Element>(&self, device: &Device, q: [usize; 4], k: [usize; 4]) -> bool {
         match self.backward {
-            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), q[3], q[0] * k[1], k[2]),
+            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), q[3], product(&[q[0], k[1]]), k[2]),
             Backward::TwoPass => false,
             Backward::OnePass => true,
         }
@@ -278,11 +279,16 @@ pub fn forward<T: FloatElement>(
 }
 
 /// The number of f32 elements in the workspace of [`forward_into`], for q and k of these shapes: 0 unless the loop over
-/// keys is split; then room for O and L of each split.
+/// keys is split; then room for O and L of each split. Saturates for shapes that do not fit any memory.
 pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let [batch, heads, n_q, d] = q;
-    let split = options.kv_split::<T>(device, Pass::Forward, d, batch * heads, n_q, k[2]);
-    if split.is_split() { split.count * (batch * heads * n_q) * (d + 1) } else { 0 }
+    let split = options.kv_split::<T>(device, Pass::Forward, d, product(&[batch, heads]), n_q, k[2]);
+    if split.is_split() { product(&[split.count, batch, heads, n_q, d.saturating_add(1)]) } else { 0 }
+}
+
+/// The product of extents; saturates.
+fn product(extents: &[usize]) -> usize {
+    extents.iter().fold(1, |product, &extent| product.saturating_mul(extent))
 }
 
 /// As [`forward`], into memory of the caller: o in q's shape, lse dense [batch, heads, n_q]. `workspace` has at least
@@ -344,36 +350,42 @@ pub struct Saved<'a, T: Element> {
 }
 
 /// The number of f32 elements in the workspace of [`backward_into`], for q and k of these shapes: two per query row;
-/// with one pass the sums of dQ; and, if loops are split, the gradients of each split.
+/// with one pass the sums of dQ; and, if loops are split, the gradients of each split. Saturates for shapes that fit no
+/// memory.
 pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let (keys, queries) = backward_splits::<T>(device, q, k, options);
     let partial_len = |shape: [usize; 4], split: KvSplit| {
-        if split.is_split() { split.count * shape.iter().product::<usize>() } else { 0 }
+        if split.is_split() { product(&shape).saturating_mul(split.count) } else { 0 }
     };
-    let partial_dkdv_len = 2 * partial_len(k, keys);
-    2 * aligned_rows(q)
-        + match options.is_one_pass::<T>(device, q, k) {
-            false => partial_dkdv_len.max(partial_len(q, queries)),
-            true => dq_sum_len(q) + partial_dkdv_len,
-        }
+    let partial_dkdv_len = partial_len(k, keys).saturating_mul(2);
+    let gradients_len = match options.is_one_pass::<T>(device, q, k) {
+        false => partial_dkdv_len.max(partial_len(q, queries)),
+        true => dq_sum_len(q).saturating_add(partial_dkdv_len),
+    };
+    aligned_rows(q).saturating_mul(2).saturating_add(gradients_len)
 }
 
 /// The splits of the loops of the dK/dV kernel and of the dQ kernel.
 fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> (KvSplit, KvSplit) {
     let [batch, heads, n_q, d] = q;
     let [_, heads_kv, n_k, _] = k;
-    let keys = options.kv_split::<T>(device, Pass::Dkdv, d, batch * heads_kv, n_k, n_q);
-    (keys, options.kv_split::<T>(device, Pass::Dq, d, batch * heads, n_q, n_k))
+    let keys = options.kv_split::<T>(device, Pass::Dkdv, d, product(&[batch, heads_kv]), n_k, n_q);
+    (keys, options.kv_split::<T>(device, Pass::Dq, d, product(&[batch, heads]), n_q, n_k))
 }
 
 /// The number of f32 elements of the sums of dQ ([`dq_sum_block`](super::backward_rows::dq_sum_block)).
 fn dq_sum_len([batch, heads, n_q, d]: [usize; 4]) -> usize {
-    batch * heads * n_q.next_multiple_of(DQ_SUM_ROWS) * d_tile(d)
+    product(&[batch, heads, saturating_multiple(n_q, DQ_SUM_ROWS), d_tile(d)])
 }
 
 /// Rows of one workspace vector, rounded up so that the second vector is aligned like the first.
 fn aligned_rows(q_shape: [usize; 4]) -> usize {
-    q_shape[..3].iter().product::<usize>().next_multiple_of(64)
+    saturating_multiple(product(&q_shape[..3]), 64)
+}
+
+/// The next multiple; saturates.
+fn saturating_multiple(n: usize, of: usize) -> usize {
+    n.checked_next_multiple_of(of).unwrap_or(usize::MAX)
 }
 
 /// The gradients of q, k and v, dense, in their shapes.
@@ -470,4 +482,39 @@ pub fn backward_into<T: FloatElement>(
     let mut partial_dq_tensor = TensorMut::dense(partial_dq.reborrow(), shape)?;
     launch_dq(device, &s, saved, rows, &mut partial_dq_tensor, dq_split, options)?;
     launch_postprocess(device, &s, partial_dq.as_view(), &mut dq, Sums::Splits(dq_split), options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workspaces_of_shapes_that_fit_no_memory_saturate() {
+        const MAX: usize = usize::MAX;
+        let options = |num_splits, backward| Options { num_splits, backward, ..Options::default() };
+        for device in [Device::cpu(), Device::simulated(GpuArch::Sm90a)] {
+            for shape in [[MAX, 2, 2, 16], [2, MAX, 2, 16], [2, 2, MAX, 16], [2, 2, 2, MAX], [MAX; 4]] {
+                for (splits, backward) in [(None, Backward::Auto), (Some(4), Backward::OnePass)] {
+                    let options = options(splits, backward);
+                    let lens = [
+                        forward_workspace::<f16>(&device, shape, shape, &options),
+                        forward_workspace::<f32>(&device, shape, [2, 2, 1 << 20, 16], &options),
+                        backward_workspace::<f16>(&device, shape, shape, &options),
+                        backward_workspace::<f32>(&device, [2, 2, 1 << 20, 16], shape, &options),
+                    ];
+                    assert!(lens[0] == 0 || lens[0] >= 1 << 62, "{shape:?}: {lens:?}");
+                    assert!(lens[2] >= 8, "{shape:?}: {lens:?}");
+                }
+            }
+        }
+        let two = options(Some(2), Backward::OnePass);
+        let (shape, device) = ([MAX, 2, 1024, 16], Device::cpu());
+        assert_eq!(forward_workspace::<f16>(&device, shape, shape, &two), MAX);
+        assert_eq!(backward_workspace::<f16>(&device, shape, shape, &two), MAX);
+        // Two splits of O and L; delta and L, the sums of dQ, and two splits of dK and dV.
+        let shape = [3, 2, 1024, 16];
+        let rows = 3 * 2 * 1024;
+        assert_eq!(forward_workspace::<f16>(&device, shape, shape, &two), 2 * rows * 17);
+        assert_eq!(backward_workspace::<f16>(&device, shape, shape, &two), rows * (2 + 16 + 2 * 2 * 16));
+    }
 }

@@ -3,7 +3,7 @@
 use tilewright_codegen::lang::kernel::KernelDef;
 
 use super::arg::{Input, Memory, MemoryMut, Output, label};
-use crate::buffer::{Buffer, Strided, View, ViewMut};
+use crate::buffer::{Buffer, Strided, View, ViewMut, assert_axes};
 use crate::device::Device;
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
@@ -29,23 +29,28 @@ impl<'a, T: Element, const R: usize> Tensor<'a, T, R> {
     /// A dense row-major tensor: the last dimension is contiguous.
     ///
     /// # Errors
-    /// The data has fewer elements than the shape.
+    /// The data has fewer elements than the shape; extents whose product, each counted as at least 1, is above 2⁶².
     pub fn dense(data: View<'a, T>, shape: [usize; R]) -> Result<Self> {
-        Self::strided(data, shape, dense_strides(shape))
+        Self::strided(data, shape, dense_strides(shape)?)
     }
 
     /// A strided tensor: element i₀, i₁, … is element Σ iₙ · stridesₙ of `data`. Strides may be zero: those elements
     /// repeat.
     ///
     /// # Errors
-    /// An element lies outside of the data.
+    /// An element lies outside of the data; extents whose product, each counted as at least 1, is above 2⁶².
     pub fn strided(data: View<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
         check_fits(shape, strides, data.len())?;
         Ok(Tensor { data, shape, strides })
     }
 
     /// The same elements with dimensions `a` and `b` swapped.
+    ///
+    /// # Panics
+    /// `a` or `b` is not below `R`.
+    #[track_caller]
     pub fn transposed(mut self, a: usize, b: usize) -> Self {
+        assert_axes([a, b], R);
         self.shape.swap(a, b);
         self.strides.swap(a, b);
         self
@@ -73,7 +78,7 @@ impl<'a, T: Element, const R: usize> TensorMut<'a, T, R> {
     /// # Errors
     /// As [`Tensor::dense`].
     pub fn dense(data: ViewMut<'a, T>, shape: [usize; R]) -> Result<Self> {
-        Self::strided(data, shape, dense_strides(shape))
+        Self::strided(data, shape, dense_strides(shape)?)
     }
 
     /// As [`Tensor::strided`].
@@ -87,7 +92,12 @@ impl<'a, T: Element, const R: usize> TensorMut<'a, T, R> {
     }
 
     /// The same elements with dimensions `a` and `b` swapped.
+    ///
+    /// # Panics
+    /// `a` or `b` is not below `R`.
+    #[track_caller]
     pub fn transposed(mut self, a: usize, b: usize) -> Self {
+        assert_axes([a, b], R);
         self.shape.swap(a, b);
         self.strides.swap(a, b);
         self
@@ -132,19 +142,34 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-fn dense_strides<const R: usize>(shape: [usize; R]) -> [i64; R] {
-    let mut strides = [1_i64; R];
-    for axis in (1..R).rev() {
-        strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1) as i64);
+/// Largest product of the extents of a tensor, each counted as at least 1: no product of some of them overflows.
+const MAX_EXTENTS_PRODUCT: u64 = 1 << 62;
+
+/// Fails for a shape whose products of extents may overflow.
+fn check_extents<const R: usize>(shape: [usize; R]) -> Result<()> {
+    let product = shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n.max(1) as u64));
+    match product.is_some_and(|product| product <= MAX_EXTENTS_PRODUCT) {
+        true => Ok(()),
+        false => Err(Error::ExtentsTooLarge { shape: shape.to_vec(), limit: MAX_EXTENTS_PRODUCT }),
     }
-    strides
 }
 
-/// Fails unless every element lies within the `len` elements of the data.
+fn dense_strides<const R: usize>(shape: [usize; R]) -> Result<[i64; R]> {
+    check_extents(shape)?;
+    let mut strides = [1_i64; R];
+    for axis in (1..R).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1) as i64;
+    }
+    Ok(strides)
+}
+
+/// Fails unless every element lies within the `len` elements of the data, and as [`check_extents`].
 fn check_fits<const R: usize>(shape: [usize; R], strides: [i64; R], len: usize) -> Result<()> {
+    check_extents(shape)?;
     if shape.contains(&0) {
         return Ok(());
     }
+    // At most 2⁶³ · Σ (n − 1), which is below 2⁶³ · Π n.
     let mut last = 0_i128;
     for (n, stride) in shape.into_iter().zip(strides) {
         last += (n as i128 - 1) * stride.max(0) as i128;
@@ -152,7 +177,7 @@ fn check_fits<const R: usize>(shape: [usize; R], strides: [i64; R], len: usize) 
     if last < len as i128 && strides.iter().all(|&s| s >= 0) {
         return Ok(());
     }
-    let shape = shape.iter().map(|&n| i64::try_from(n).unwrap_or(i64::MAX)).collect();
+    let shape = shape.iter().map(|&n| n as i64).collect();
     Strided { shape, strides: strides.to_vec() }.check_fits(len)
 }
 
@@ -300,5 +325,39 @@ mod tests {
         assert!(Tensor::strided(data.view(), [2, 2], [-1, 1]).is_err());
         assert!(Tensor::dense(data.view(), [usize::MAX]).is_err());
         assert_eq!(Tensor::dense(data.view(), [5, 2]).unwrap().transposed(0, 1).strides(), [1, 2]);
+    }
+
+    #[test]
+    fn shapes_whose_extents_overflow_are_refused() {
+        let mut data = Buffer::<f32>::zeros(&Device::cpu(), 10).unwrap();
+        const MAX: usize = usize::MAX;
+        let messages = [
+            Tensor::strided(data.view(), [MAX, MAX], [i64::MAX; 2]).map(drop),
+            Tensor::strided(data.view(), [MAX, 3], [0, 0]).map(drop),
+            Tensor::strided(data.view(), [MAX, 0, MAX], [0, 0, 0]).map(drop),
+            data.tensor([MAX, MAX]).map(drop),
+            data.tensor([MAX, 0, MAX]).map(drop),
+            data.tensor([(1 << 62) + 1]).map(drop),
+            data.tensor_mut([1 << 31, 1 << 31, 2]).map(drop),
+            TensorMut::strided(data.view_mut(), [MAX, 0], [0, 0]).map(drop),
+        ]
+        .map(|outcome| outcome.unwrap_err().to_string());
+        for message in &messages {
+            assert!(message.contains("the product of the extents is above 4611686018427387904"), "{message}");
+        }
+        assert!(messages[3].contains(&format!("[{MAX}, {MAX}]")), "{}", messages[3]);
+
+        // The largest shapes: their elements repeat, or there are none.
+        Tensor::strided(data.view(), [1 << 31, 1 << 31], [0, 0]).unwrap();
+        assert_eq!(data.tensor([1 << 31, 0, 1 << 31]).unwrap().strides(), [1 << 31, 1 << 31, 1]);
+        let message = Tensor::strided(data.view(), [1 << 31, 1 << 31], [i64::MAX; 2]).unwrap_err().to_string();
+        assert!(message.contains("outside 0..10"), "{message}");
+    }
+
+    #[test]
+    #[should_panic = "there is no axis 5 in a tensor of 2 dimensions"]
+    fn transposing_an_axis_that_does_not_exist_names_it() {
+        let data = Buffer::<f32>::zeros(&Device::cpu(), 10).unwrap();
+        let _ = data.tensor([5, 2]).unwrap().transposed(5, 0);
     }
 }

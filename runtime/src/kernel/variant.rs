@@ -8,12 +8,13 @@ use std::sync::{LazyLock, RwLock};
 use smallvec::SmallVec;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::llvm;
 
 use super::{Consts, KernelArg, LaunchConfig, compile, compile_func};
 use crate::device::{Device, Inner};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::launch::{CompiledKernel, LaunchArg};
-use crate::precompiled::embedded;
+use crate::precompiled::embedded::{self, Wanted};
 use crate::trace;
 
 /// The key of a variant.
@@ -134,13 +135,15 @@ pub(super) fn find_or_compile(
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
     let options = device.limit_ptx_version(&config.options());
-    if let Some(kernel) = embedded::find(def, device, dtypes, &values, &options, &specialization(def, args))? {
+    let facts = specialization(def, args);
+    let wanted = Wanted { def, device, dtypes, constants: &values, options: &options, facts: &facts };
+    if let Some(kernel) = embedded::find(&wanted)? {
         VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, kernel.clone());
         return Ok(kernel);
     }
     let (func, footprint) = {
         let _span = trace::span("kernel recorded");
-        let func = compile::record(def, dtypes, &values, &specialization(def, args))?;
+        let func = compile::record(def, dtypes, &values, &facts)?;
         compile::for_launches(func, &device.target(), assume_ranges)
     };
     let kernel = match device.inner() {
@@ -148,7 +151,7 @@ pub(super) fn find_or_compile(
         Inner::Cpu(_) | Inner::Cuda(_) => {
             let artifact = {
                 let _span = trace::span("kernel from cache or compiler");
-                compile_func(&func, &device.target(), &options)?
+                compile_func(&func, &device.target(), &options).map_err(|error| with_embedded(error, &wanted))?
             };
             let _span = trace::span("kernel to device");
             device.load(&artifact)?
@@ -157,4 +160,14 @@ pub(super) fn find_or_compile(
     let variant = kernel.with_footprint(footprint);
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
     Ok(variant)
+}
+
+/// An error of compiling; in a program without LLVM also what it embeds of the kernel, since nothing of that fits.
+fn with_embedded(error: Error, wanted: &Wanted) -> Error {
+    match error {
+        Error::Kernel(message) if llvm::version().is_none() => {
+            Error::Kernel(format!("{message}\n  {}", embedded::explain(wanted)))
+        }
+        other => other,
+    }
 }

@@ -73,12 +73,7 @@ impl Device {
             (Code::Object(object), Inner::Cpu(_)) => Loaded::Host(JitModule::load(object, &manifest.entry)?),
             (Code::Ptx(ptx), Inner::Cuda(cuda)) => Loaded::Cuda(cuda::Function::load(cuda, &manifest, &label, ptx)?),
             (Code::Object(_), Inner::Cuda(_)) | (Code::Ptx(_), Inner::Cpu(_)) | (_, Inner::Simulated(_)) => {
-                return Err(Error::WrongTarget {
-                    kernel: label,
-                    device: self.to_string(),
-                    expected: self.target().to_string(),
-                    found: manifest.target,
-                });
+                return Err(self.cannot_load(&manifest));
             }
         };
         self.check_footprint(&manifest)?;
@@ -92,12 +87,18 @@ impl Device {
                 self.check_footprint(manifest)?;
                 Ok(self.loaded(manifest.clone(), Loaded::Linked(entry)))
             }
-            _ => Err(Error::WrongTarget {
-                kernel: label(manifest),
-                device: self.to_string(),
-                expected: self.target().to_string(),
-                found: manifest.target.clone(),
-            }),
+            _ => Err(self.cannot_load(manifest)),
+        }
+    }
+
+    /// The error for code that this kind of device does not run.
+    fn cannot_load(&self, manifest: &Manifest) -> Error {
+        let (kernel, device, found) = (label(manifest), self.to_string(), manifest.target.clone());
+        match self.inner() {
+            Inner::Simulated(_) => Error::CompiledForSimulation { kernel, device, found },
+            Inner::Cpu(_) | Inner::Cuda(_) => {
+                Error::WrongTarget { kernel, device, expected: self.target().to_string(), found }
+            }
         }
     }
 

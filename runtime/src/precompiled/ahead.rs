@@ -121,6 +121,7 @@ impl AheadOfTime {
         let wrong = |message: String, help: String| Error::AheadOfTime { kernel: self.def.name, message, help };
         let specialization = assumptions(self.def, self.assumptions.iter().flat_map(|text| text.split(',')))
             .map_err(|AssumptionError { message, help, .. }| wrong(message, help))?;
+        self.check_constant_names()?;
         let (constants, config) = self.configuration()?;
         let given: Vec<(&str, ConstValue)> =
             constants.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
@@ -143,6 +144,22 @@ impl AheadOfTime {
             document.cpu = Some(cpu.clone());
         }
         Ok(Compiled { document, code: artifact.code })
+    }
+
+    /// Fails if a given constant is none of the kernel's. Checked first: a misspelled name leaves one without a value.
+    fn check_constant_names(&self) -> Result<()> {
+        let names: Vec<&str> = constant_names(self.def).collect();
+        match self.constants.iter().find(|(name, _)| !names.contains(&self.def.param_name(name))) {
+            None => Ok(()),
+            Some((unknown, _)) => Err(Error::AheadOfTime {
+                kernel: self.def.name,
+                message: format!("there is no constexpr parameter `{unknown}`"),
+                help: match names.is_empty() {
+                    true => "the kernel has no constexpr parameters".into(),
+                    false => format!("the constexpr parameters are {}", names.join(", ")),
+                },
+            }),
+        }
     }
 
     /// The constants by name, with those of the configuration, and the configuration.
@@ -197,6 +214,11 @@ impl Compiled {
     }
 }
 
+/// The names of the kernel's constants.
+pub(super) fn constant_names(def: &KernelDef) -> impl Iterator<Item = &'static str> {
+    def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name)
+}
+
 /// Writes a file, and creates its folder.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
@@ -221,6 +243,11 @@ pub struct AssumptionError {
     pub unknown: Option<String>,
 }
 
+/// Whether a text is like a name or a number, without operators and spaces.
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '+' | '.'))
+}
+
 /// Parses assumptions about arguments: `k % 16` assumes a multiple, `k = 1` an equal number. Pointers without an
 /// assumption are aligned to 16 bytes.
 ///
@@ -236,14 +263,18 @@ pub fn assumptions<'a>(
     let mut seen = Vec::new();
     for part in words.into_iter().map(str::trim) {
         let wrong = |message: String| {
-            let help = "write --assume name%16 or --assume name=1, once for each name".to_string();
+            let help =
+                "write `name%16` (a multiple of a power of two) or `name=1` (equal to a number), once for each name";
+            let help = help.to_string();
             Err(AssumptionError { message, help, unknown: None })
         };
         let is_multiple = part.contains('%');
-        let Some((name, number)) = part.split_once(if is_multiple { '%' } else { '=' }) else {
+        let sides = part.split_once(if is_multiple { '%' } else { '=' });
+        let sides = sides.map(|(name, number)| (name.trim(), number.trim()));
+        let Some((name, number)) = sides.filter(|(name, number)| is_word(name) && is_word(number)) else {
             return wrong(format!("`{part}` is not an assumption"));
         };
-        let (name, number) = (def.param_name(name.trim()), number.trim());
+        let name = def.param_name(name);
         let Some(index) = passed.iter().position(|p| p.name == name) else {
             let names: Vec<&str> = passed.iter().map(|p| p.name).collect();
             return Err(AssumptionError {

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use tilewright_codegen::analysis::bounds;
 use tilewright_codegen::compiler_id;
 use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
-use tilewright_codegen::target::{Artifact, Code, CompileOptions, HostCpu, Manifest};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::target::{ArgDesc, ArgType, Artifact, Code, CompileOptions, HostCpu, Manifest};
 
-use super::cpu;
+use super::{cpu, ir_hash};
 use crate::error::{Error, Result};
 
 /// Version of the format; incremented when the meaning of a field changes.
@@ -68,7 +69,8 @@ pub enum Access {
 
 impl Document {
     /// Describes `artifact`, which was compiled from `def` for these element types, constants and options. `files` are
-    /// kinds and names.
+    /// kinds and names. Native code is taken to be for this CPU ([`HostCpu::native`]): for another one, set
+    /// [`Document::cpu`].
     pub fn new(
         def: &KernelDef,
         dtypes: &[DType],
@@ -107,8 +109,8 @@ impl Document {
             options: options.clone(),
             files: files.iter().map(|(kind, name)| (kind.to_string(), name.clone())).collect(),
             code_hash: hash(code),
-            ir_hash: String::new(),
-            cpu: None,
+            ir_hash: recorded_hash(def, dtypes, constants, &artifact.manifest).unwrap_or_default(),
+            cpu: (artifact.manifest.target == "host").then(HostCpu::native),
         }
     }
 
@@ -174,6 +176,29 @@ impl Document {
             None => Ok(()),
         }
     }
+}
+
+/// What code with this manifest assumes about the arguments of a launch.
+pub(super) fn specialization(manifest: &Manifest) -> Specialization {
+    let args = passed(manifest).map(|arg| ArgSpec { divisible_by: arg.divisible_by, equal_to: arg.equal_to });
+    Specialization { args: args.collect() }
+}
+
+/// The arguments that a launch gives.
+pub(super) fn passed(manifest: &Manifest) -> impl Iterator<Item = &ArgDesc> {
+    manifest.args.iter().filter(|arg| arg.ty != ArgType::TensorMap)
+}
+
+/// The hash of the kernel as it was recorded for code with this manifest; `None` if it cannot be recorded.
+fn recorded_hash(
+    def: &KernelDef,
+    dtypes: &[DType],
+    constants: &[(&str, ConstValue)],
+    manifest: &Manifest,
+) -> Option<String> {
+    let mut func = def.record(dtypes, constants, &specialization(manifest)).ok()?;
+    bounds::drop_unchecked_assumptions(&mut func);
+    Some(ir_hash(&func))
 }
 
 fn hash(code: &[u8]) -> String {
