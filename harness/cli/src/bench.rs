@@ -16,7 +16,7 @@ use tilewright_runtime::bench::{Timing, do_bench};
 use crate::compile::Options;
 use crate::device::DeviceArg;
 use crate::report::{Cell, Column, Outputs, Report, Table};
-use crate::run::{self, Job, Launch, Tensors};
+use crate::run::{self, Job, Launch, Source, Tensors};
 use crate::tensors::{self, Tensor};
 use crate::value_parsers::milliseconds;
 use crate::{CliError, Kernels, Result, choose, device, files};
@@ -150,17 +150,14 @@ impl Inputs {
             .map(|(param, _)| param.name)
             .filter(|name| given.iter().any(|(known, _)| def.param_name(known) == *name))
             .collect();
-        let source = self.input.as_ref().map_or("the command line".to_string(), |path| path.display().to_string());
+        let source = Source::Shapes(self.input.as_ref().map(|path| path.display().to_string()));
+        let by_name = run::shape_arguments(def, &self.shape)?;
         let types = choose::partial_dtypes(def, dtype)?;
         for (param, elem) in run::memory_params(def).filter(|(param, _)| !matches!(param.kind, ParamKind::Out(_))) {
             if from_file.contains(&param.name) {
                 continue;
             }
-            let words = self.shape.iter().map(|word| choose::assignment(word, "--shape"));
-            let words = words.collect::<Result<Vec<_>>>()?;
-            let Some((_, text)) = words.into_iter().find(|(name, _)| def.param_name(name) == param.name) else {
-                continue;
-            };
+            let Some(text) = by_name.get(param.name) else { continue };
             let shape: Option<Vec<usize>> = text.split(',').map(|n| n.trim().parse().ok()).collect();
             let shape = shape.ok_or_else(|| {
                 let message = format!("--shape {}={text}: `{}` reads `{}`", param.name, def.name, param.name);

@@ -81,11 +81,13 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
             return Err(CliError::usage(message, help));
         };
         let parsed = ConstValue::from_text(value);
-        if !fits(&parsed, ty) {
-            return Err(CliError::usage(
-                format!("kernel `{}`: the constant `{name}` cannot be {value}", def.name),
-                format!("its type is {}", ty.trim_end()),
-            ));
+        let wrong = match fits(&parsed, ty) {
+            false => Some(format!("its type is {}", ty.trim_end())),
+            true => not_finite(value, &parsed, ty),
+        };
+        if let Some(help) = wrong {
+            let message = format!("kernel `{}`: the constant `{name}` cannot be {value}", def.name);
+            return Err(CliError::usage(message, help));
         }
         if constants.iter().any(|(other, _)| *other == name) {
             return Err(named_twice("--set", name));
@@ -106,6 +108,31 @@ fn fits(value: &ConstValue, ty: &str) -> bool {
         ("bool", ConstValue::Bool(_) | ConstValue::Int(0 | 1)) => true,
         ("usize" | "u32" | "u64" | "i32" | "i64" | "f32" | "f64" | "bool", _) => false,
         (_, value) => matches!(value, ConstValue::Variant(_)),
+    }
+}
+
+/// Why a constant of type f32 or f64 is not a finite number, if it is not.
+fn not_finite(text: &str, value: &ConstValue, ty: &str) -> Option<String> {
+    match (ty, value) {
+        ("f32" | "f64", ConstValue::Float(x)) if names_no_number(text) => {
+            Some(format!("a constant of type {ty} is a finite number: a manifest cannot hold {x}"))
+        }
+        ("f32", ConstValue::Float(x)) if !(*x as f32).is_finite() => Some(beyond_largest(text, ty)),
+        ("f64", ConstValue::Float(x)) if !x.is_finite() => Some(beyond_largest(text, ty)),
+        _ => None,
+    }
+}
+
+/// Whether the text of a float is that of infinity or NaN.
+pub fn names_no_number(text: &str) -> bool {
+    !text.contains(|c: char| c.is_ascii_digit())
+}
+
+/// That a finite number is infinite in type `ty`, for messages.
+pub fn beyond_largest(text: &str, ty: impl std::fmt::Display) -> String {
+    match text.strip_prefix('-') {
+        Some(_) => format!("{text} is less than the least finite {ty}"),
+        None => format!("{text} is larger than the largest {ty}"),
     }
 }
 
@@ -141,15 +168,41 @@ pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
     complete_dtypes(def, partial_dtypes(def, words)?)
 }
 
+/// Checks that `--dtype` has one type for each name, and at most one without a name.
+///
+/// # Errors
+/// Two types of one type parameter, or two types for all parameters.
+pub fn check_types(words: &[String]) -> Result<()> {
+    let mut names: Vec<Option<&str>> = Vec::new();
+    for word in comma_separated(words) {
+        let name = word.split_once('=').map(|(name, _)| name.trim());
+        match (name, names.contains(&name)) {
+            (Some(name), true) => return Err(named_twice("--dtype", name)),
+            (None, true) => {
+                let given: Vec<&str> = comma_separated(words).filter(|word| !word.contains('=')).collect();
+                return Err(CliError::usage(
+                    format!("--dtype gives {} types for all type parameters: {}", given.len(), given.join(", ")),
+                    "give one type for all, as in `bf16`, or one for each type parameter, as in `T=bf16,U=f32`",
+                ));
+            }
+            (_, false) => names.push(name),
+        }
+    }
+    Ok(())
+}
+
 /// As [`dtypes`], but parameters may have no type yet.
 ///
 /// # Errors
 /// An unknown element type, or a type outside of the parameter's bound.
 pub fn partial_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType>>> {
+    check_types(words)?;
     let mut chosen: Vec<Option<DType>> = vec![None; def.generics.len()];
-    for word in comma_separated(words) {
+    // A type without a name is that of the parameters that are not named.
+    let (named, unnamed): (Vec<&str>, Vec<&str>) = comma_separated(words).partition(|word| word.contains('='));
+    for word in named.into_iter().chain(unnamed) {
         let (targets, name) = match word.split_once('=') {
-            None => ((0..def.generics.len()).collect::<Vec<_>>(), word),
+            None => ((0..def.generics.len()).filter(|&n| chosen[n].is_none()).collect::<Vec<_>>(), word),
             Some((parameter, name)) => match def.generics.iter().position(|g| g.name == parameter.trim()) {
                 Some(index) => (vec![index], name.trim()),
                 None => {
@@ -171,6 +224,10 @@ pub fn partial_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DT
                 format!("--dtype {name} is unused: kernel `{}` has no type parameter", def.name),
                 "omit --dtype: the kernel's signature fixes all element types",
             ));
+        }
+        if targets.is_empty() {
+            let message = format!("--dtype {name} is unused: every type parameter of `{}` is named", def.name);
+            return Err(CliError::usage(message, "omit it"));
         }
         for target in targets {
             check_member(def, target, dtype)?;
@@ -235,6 +292,41 @@ mod tests {
         assert_eq!(assignments(&words, "--set").unwrap(), [("a", "1"), ("b", "2"), ("c", "x")]);
         for bad in ["a", "a=", "=1"] {
             assert!(matches!(assignments(&[bad.to_string()], "--set"), Err(CliError::Usage(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn each_type_parameter_has_one_type() {
+        let kernels = crate::kernels::shipped();
+        let types = |kernel: &str, words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            partial_dtypes(kernels.find(kernel).unwrap(), &words).map_err(|error| error.to_string())
+        };
+        for (words, part) in [
+            (&["bf16,f32"][..], "gives 2 types for all type parameters: bf16, f32"),
+            (&["bf16", "bf16"], "gives 2 types"),
+            (&["T=bf16", "T=f16"], "--dtype names `T` twice"),
+            (&["T=bf16,f16"], "--dtype f16 is unused: every type parameter of `softmax_rows` is named"),
+        ] {
+            let message = types("softmax_rows", words).unwrap_err();
+            assert!(message.contains(part), "{message}");
+        }
+        let expected = Ok(vec![Some(DType::F32), Some(DType::I64)]);
+        assert_eq!(types("cross_entropy_fwd", &["T=f32,I=i64"]), expected);
+        assert_eq!(types("cross_entropy_fwd", &["I=i64,f32"]), expected);
+        assert_eq!(types("cross_entropy_fwd", &["f32", "I=i64"]), expected);
+    }
+
+    #[test]
+    fn constants_are_finite() {
+        let of = |text: &str, ty| not_finite(text, &ConstValue::from_text(text), ty);
+        for (text, ty) in [("1.5", "f32"), ("3.4e38", "f32"), ("-1e300", "f64"), ("7", "f32"), ("16", "usize")] {
+            assert_eq!(of(text, ty), None, "{text}");
+        }
+        assert_eq!(of("1e400", "f64").unwrap(), "1e400 is larger than the largest f64");
+        assert_eq!(of("-1e50", "f32").unwrap(), "-1e50 is less than the least finite f32");
+        for text in ["inf", "-inf", "NaN", "infinity"] {
+            assert!(of(text, "f64").unwrap().contains("a manifest cannot hold"), "{text}");
         }
     }
 

@@ -19,7 +19,7 @@ use tilewright_runtime::kernel::compile_error;
 use tilewright_runtime::precompiled::{self, Document};
 use tilewright_runtime::{dump, terminal};
 
-use crate::{CliError, Kernels, Result, choose};
+use crate::{CliError, Kernels, Result, choose, value_parsers};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -59,14 +59,14 @@ pub struct Arguments {
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Warps (32 threads each) per block (GPU), a power of two. Default: 4, or that of the configuration (`compile`)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_warps: Option<u32>,
     /// Number of stages of software pipelines, in loops that do not set it themselves (GPU). Default: 3, or that
     /// of the configuration (`compile`)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_stages: Option<u32>,
     /// Maximum number of registers per thread (GPU)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     max_registers: Option<u32>,
     /// Schedules of loops, as `tilewright solve` prints them, in place of those that the compiler chooses (GPU). Default:
     /// those of the configuration (`compile`)
@@ -464,6 +464,7 @@ struct Texts {
     schedule: String,
     asynchronous: String,
     llvm: String,
+    notes: Vec<String>,
 }
 
 impl Observer for Texts {
@@ -481,7 +482,7 @@ impl Observer for Texts {
     }
 
     fn note(&mut self, note: &str) {
-        tilewright_runtime::terminal::print_stderr(format_args!("note: {note}"));
+        self.notes.push(note.to_string());
     }
 }
 
@@ -492,17 +493,29 @@ impl Observer for Texts {
 pub fn compile_traced(request: &Request) -> Result<(Artifact, Trace)> {
     let func = record(request)?;
     let mut trace = Trace::new(&func);
-    let artifact = lower(request, &func, &mut trace)?;
-    for note in trace.notes() {
+    let lowered = lower(request, &func, &mut trace);
+    print_notes(trace.notes());
+    let artifact = lowered?;
+    Ok((artifact, trace))
+}
+
+fn print_notes(notes: &[String]) {
+    for note in distinct(notes) {
         terminal::print_stderr(format_args!("note: {note}"));
     }
-    Ok((artifact, trace))
+}
+
+/// The notes of a compilation, each once: the compiler repeats a note for each part of a tile that it splits.
+pub fn distinct(notes: &[String]) -> impl Iterator<Item = &String> {
+    notes.iter().enumerate().filter(|(n, note)| !notes[..*n].contains(note)).map(|(_, note)| note)
 }
 
 fn compile(request: &Request) -> Result<Compiled> {
     let func = record(request)?;
     let mut texts = Texts { tile: text::print(&func), ..Texts::default() };
-    let artifact = lower(request, &func, &mut texts)?;
+    let lowered = lower(request, &func, &mut texts);
+    print_notes(&texts.notes);
+    let artifact = lowered?;
     Ok(Compiled { artifact, texts })
 }
 
@@ -547,6 +560,12 @@ impl Compiled {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_repeated_note_is_printed_once() {
+        let notes = ["line 5: no TMA", "line 7: no TMA", "line 5: no TMA"].map(String::from);
+        assert_eq!(distinct(&notes).collect::<Vec<_>>(), ["line 5: no TMA", "line 7: no TMA"]);
+    }
 
     #[test]
     fn ptx_versions() {

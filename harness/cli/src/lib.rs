@@ -56,7 +56,7 @@ pub mod value_parsers;
 pub use error::{CliError, Result, STOPPED};
 pub use kernels::{Hints, Kernel, Kernels};
 pub use output::Output;
-pub use program::program;
+pub use program::{parse, program};
 
 use std::process::ExitCode;
 

@@ -1,10 +1,12 @@
 //! What a program does around its commands: arguments, logging, standard output, errors and exit codes.
 
+use std::any::TypeId;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Command, Parser};
 use tilewright_runtime::env::Env;
 use tilewright_runtime::terminal;
 use tracing_subscriber::EnvFilter;
@@ -37,7 +39,7 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         .init();
     // Standard output is not locked: kernels print from the threads of the pool.
     let mut out = Output::new();
-    let arguments = A::try_parse().map_err(CliError::Arguments);
+    let arguments = parse(std::env::args_os()).map_err(CliError::Arguments);
     let environment = || -> Result<()> {
         log?;
         Env::get()?;
@@ -70,6 +72,26 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         }
     }
     error.exit_code()
+}
+
+/// As [`Parser::try_parse_from`], but `-1` after an option that takes a value other than a path is its value: the
+/// option's own message then says which values it takes.
+///
+/// # Errors
+/// As [`Parser::try_parse_from`].
+pub fn parse<A: Parser>(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<A, clap::Error> {
+    let mut command = with_negative_numbers(A::command());
+    let mut matches = command.try_get_matches_from_mut(words)?;
+    A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+}
+
+fn with_negative_numbers(command: Command) -> Command {
+    let command = command.mut_args(|arg| {
+        let is_path = arg.get_value_parser().type_id() == TypeId::of::<PathBuf>();
+        let takes_number = arg.get_action().takes_values() && !arg.is_positional() && !is_path;
+        arg.allow_negative_numbers(takes_number)
+    });
+    command.mut_subcommands(with_negative_numbers)
 }
 
 /// Environment variable with the log filter of standard error. Default: `warn`.

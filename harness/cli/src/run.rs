@@ -67,9 +67,17 @@ pub struct Tensors {
     /// Tensors by name.
     pub given: Vec<(String, Tensor)>,
     /// Where they come from, for messages.
-    pub source: String,
+    pub source: Source,
     /// Shapes of other tensors, as on the command line.
     pub shapes: Vec<String>,
+}
+
+/// Where the tensors of a command line come from.
+pub enum Source {
+    /// All from this file.
+    File(String),
+    /// From this file, if there is one, and random ones for shapes.
+    Shapes(Option<String>),
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
@@ -77,8 +85,13 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let def = kernels.find(&launch.kernel)?;
     files::check_distinct(&[output], &[input])?;
     files::check_writable(output).map_err(|error| CliError::file("write", output, error))?;
-    let tensors =
-        || Ok(Tensors { given: tensors::read(input)?, source: input.display().to_string(), shapes: shape.clone() });
+    let tensors = || {
+        Ok(Tensors {
+            given: tensors::read(input)?,
+            source: Source::File(input.display().to_string()),
+            shapes: shape.clone(),
+        })
+    };
     let job = Job::plan(def, launch, &launch.set, tensors)?;
     let device = device::open(*device)?;
     let config = job.config(options)?;
@@ -126,15 +139,17 @@ impl Job {
         let words = scalar_arguments(def, &arguments.arg)?;
         let Tensors { given, source, shapes } = tensors()?;
         let shapes = shape_arguments(def, &shapes)?;
-        let in_file: Vec<String> = given.iter().map(|(name, _)| name.clone()).collect();
+        let names: Vec<String> = given.iter().map(|(name, _)| name.clone()).collect();
         let given = given_tensors(def, given);
         if let Some((name, tensor)) = shapes.keys().find_map(|name| given.get_key_value(name)) {
-            let (shape, input) = (&tensor.shape, &source);
+            let (shape, Source::File(input) | Source::Shapes(Some(input))) = (&tensor.shape, &source) else {
+                return Err(choose::named_twice("--shape", name));
+            };
             let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
             return Err(CliError::usage(message, "omit it: --shape is for tensors that are not in the input file"));
         }
         // Other unknown values may result from a missing tensor: report that tensor first.
-        let or_missing = |error| check_given(def, &given, &[], &source, &in_file).err().unwrap_or(error);
+        let or_missing = |error| check_given(def, &given, &[], &source, &names).err().unwrap_or(error);
         let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
         let strides = bind::strides(def);
 
@@ -163,7 +178,7 @@ impl Job {
         let func = recorded(def, &dtypes, &constants);
         let unused = func.as_ref().map_or(Vec::new(), |func| unused_memory(def, func));
         let unread = func.as_ref().map_or(Vec::new(), |func| unread_memory(def, func));
-        check_given(def, &given, &unread, &source, &in_file)?;
+        check_given(def, &given, &unread, &source, &names)?;
 
         let mut memory = BTreeMap::new();
         for (param, elem) in memory_params(def) {
@@ -197,7 +212,9 @@ impl Job {
         }
         let (grid, grid_text) = match (&arguments.grid, def.grid) {
             (Some(text), _) => (grid(text, &extents)?, format!("--grid {text}")),
-            (None, Some(of_kernel)) => (own_grid(def, of_kernel, &constants, &extents)?, "the kernel's grid".into()),
+            (None, Some(of_kernel)) => {
+                (own_grid(def, of_kernel, &constants, &words, &extents)?, "the kernel's grid".into())
+            }
             (None, None) => {
                 let message = format!("kernel `{}` does not give its grid, and --grid is missing", def.name);
                 return Err(CliError::usage(message, "one to three extents, as in `--grid rows/rows_tile,heads`"));
@@ -393,7 +410,10 @@ fn scalar_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<
 }
 
 /// Parses `--shape` and checks the names against the kernel's memory parameters.
-fn shape_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
+///
+/// # Errors
+/// Text of another form, a name that is not a tensor's, or a name that is given twice.
+pub fn shape_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
     let known: Vec<&str> = memory_params(def).map(|(p, _)| p.name).collect();
     let mut shapes = BTreeMap::new();
     for word in words {
@@ -418,25 +438,36 @@ fn given_tensors(def: &'static KernelDef, file: Vec<(String, Tensor)>) -> BTreeM
     memory_params(def).filter_map(|(p, _)| Some((p.name, by_name.remove(p.name)?))).collect()
 }
 
-/// Checks that the file contains every tensor that the kernel reads.
+/// Checks that every tensor that the kernel reads is given; `names` are the given ones.
 fn check_given(
     def: &'static KernelDef,
     given: &BTreeMap<&'static str, Tensor>,
     unread: &[&'static str],
-    source: &str,
-    in_file: &[String],
+    source: &Source,
+    names: &[String],
 ) -> Result<()> {
     let missing = memory_params(def).find(|(param, _)| {
         let read = !matches!(param.kind, ParamKind::Out(_)) && !unread.contains(&param.name);
         read && !given.contains_key(param.name)
     });
     let Some((param, _)) = missing else { return Ok(()) };
-    let shown: Vec<String> = in_file.iter().map(|name| printable(name)).collect();
+    let shown: Vec<String> = names.iter().map(|name| printable(name)).collect();
     let names: Vec<&str> = shown.iter().map(String::as_str).collect();
-    Err(CliError::usage(
-        format!("{source} has no tensor `{}`, which `{}` reads", param.name, def.name),
-        choose::suggest(param.name, &names, "the file has"),
-    ))
+    let name = param.name;
+    let (message, help) = match source {
+        Source::File(file) => (
+            format!("{file} has no tensor `{name}`, which `{}` reads", def.name),
+            choose::suggest(name, &names, "the file has"),
+        ),
+        Source::Shapes(file) => {
+            let in_file = file.as_ref().map(|file| format!(", or a tensor `{name}` in {file}")).unwrap_or_default();
+            (
+                format!("kernel `{}` reads the tensor `{name}`, which is not given", def.name),
+                format!("--shape {name}=… in numbers{in_file}; {}", choose::suggest(name, &names, "given are")),
+            )
+        }
+    };
+    Err(CliError::usage(message, help))
 }
 
 /// Records the kernel with these types and constants, and removes dead code. `None` if recording fails: the launch
@@ -536,9 +567,10 @@ pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, exte
     let extent = |dim: &Option<&'static str>| {
         let dim = dim.ok_or_else(|| unknown(": its dimension has no name"))?;
         match extents.of_name(dim) {
-            Ok(Some(extent)) => {
-                usize::try_from(extent).map_err(|_| unknown(&format!(": its dimension `{dim}` is {extent}")))
-            }
+            Ok(Some(extent)) => usize::try_from(extent).map_err(|_| {
+                let message = format!("`{dim}`, a dimension of `{name}`, is negative, {extent}: expected 0 or more");
+                CliError::usage(message, format!("--arg {dim}=… with the number of elements of `{name}` along it"))
+            }),
             Ok(None) => Err(unknown(&format!(": no input has a dimension `{dim}`"))),
             Err(why) => Err(unknown(&format!(": dimension `{dim}` is ambiguous: {why}"))),
         }
@@ -597,7 +629,15 @@ fn number(name: &str, dtype: DType, text: &str) -> Result<LaunchArg> {
     let wrong = || CliError::usage(format!("`{name}` cannot be {text}"), format!("its type is {dtype}"));
     let bits = match dtype {
         DType::Bool => u64::from(text.parse::<bool>().map_err(|_| wrong())?),
-        float if float.is_float() => num::encode(float, text.parse().map_err(|_| wrong())?),
+        float if float.is_float() => {
+            let value: f64 = text.parse().map_err(|_| wrong())?;
+            let bits = num::encode(float, value);
+            if !choose::names_no_number(text) && exceeds(float, value, bits) {
+                let message = format!("`{name}` cannot be {text}");
+                return Err(CliError::usage(message, choose::beyond_largest(text, float)));
+            }
+            bits
+        }
         int => {
             let value: i128 = text.parse().map_err(|_| wrong())?;
             let (low, high) = num::int_range(int);
@@ -617,20 +657,37 @@ fn number(name: &str, dtype: DType, text: &str) -> Result<LaunchArg> {
     })
 }
 
+/// Whether a finite number is beyond the finite numbers of a float type, whose element nearest to it is `bits`.
+fn exceeds(dtype: DType, value: f64, bits: u64) -> bool {
+    // 8-bit formats without infinity.
+    let largest = num::decode(dtype, num::encode(dtype, f64::INFINITY));
+    num::decode(dtype, bits).is_infinite() || value.abs() > largest
+}
+
 /// The grid that a kernel gives.
 fn own_grid(
     def: &KernelDef,
     grid: Evaluate<[i64; 3]>,
     constants: &[(&'static str, ConstValue)],
+    words: &BTreeMap<&str, &str>,
     extents: &Extents,
 ) -> Result<[i64; 3]> {
     let value = |name: &'static str| {
         let constant = constants.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
-        constant.or_else(|| extents.of_name(name).ok().flatten().map(ConstValue::Int))
+        let constant = constant.or_else(|| def.default_of(name));
+        let given = || words.get(name).map(|text| ConstValue::from_text(text));
+        constant.or_else(given).or_else(|| extents.of_name(name).ok().flatten().map(ConstValue::Int))
     };
     grid(&value).map_err(|name| {
-        let message = format!("the grid of kernel `{}` depends on `{name}`, which is not known", def.name);
-        CliError::usage(message, format!("--grid …, --arg {name}=… or --set {name}=…"))
+        let is_constant = def.params.iter().any(|p| p.name == name && matches!(p.kind, ParamKind::Constexpr { .. }));
+        let option = if is_constant { "--set" } else { "--arg" };
+        let why = match value(name) {
+            Some(ConstValue::Int(n)) if n < 0 => format!("is negative, {n}: expected 0 or more"),
+            Some(other) => format!("cannot be {other}"),
+            None => "is not known".to_string(),
+        };
+        let message = format!("the grid of kernel `{}` depends on `{name}`, which {why}", def.name);
+        CliError::usage(message, format!("{option} {name}=…, or --grid …"))
     })
 }
 
@@ -664,6 +721,19 @@ mod tests {
         assert_eq!(number("n", DType::F32, "0.5").unwrap(), LaunchArg::F32(0.5));
         assert_eq!(number("n", DType::BF16, "1").unwrap(), LaunchArg::I16(0x3f80));
         assert_eq!(number("n", DType::Bool, "true").unwrap(), LaunchArg::I8(1));
+        assert_eq!(number("n", DType::F32, "-inf").unwrap(), LaunchArg::F32(f32::NEG_INFINITY));
+        assert!(matches!(number("n", DType::F64, "nan").unwrap(), LaunchArg::F64(x) if x.is_nan()));
+        assert_eq!(number("n", DType::F16, "65504").unwrap(), LaunchArg::I16(0x7bff));
+        for (dtype, text) in [
+            (DType::F32, "1e50"),
+            (DType::F32, "1e400"),
+            (DType::F64, "1e400"),
+            (DType::F16, "1e5"),
+            (DType::F8E4M3, "1000"),
+        ] {
+            let message = number("n", dtype, text).unwrap_err().to_string();
+            assert!(message.contains(&format!("{text} is larger than the largest {dtype}")), "{message}");
+        }
         for (dtype, text) in [(DType::I32, "2147483648"), (DType::U8, "-1"), (DType::F32, "x"), (DType::Bool, "2")] {
             assert!(number("n", dtype, text).is_err(), "{text}");
         }

@@ -20,6 +20,11 @@ fn number(word: &str, range: impl RangeBounds<f64>, expected: &str) -> Result<f6
     number.ok_or_else(|| format!("expected {expected}"))
 }
 
+/// Parses a whole number; which ones are possible depends on more than the text.
+pub fn whole(word: &str) -> Result<u32, String> {
+    word.trim().parse().map_err(|_| "expected a whole number above 0".to_string())
+}
+
 /// Parses a finite number.
 pub fn finite(word: &str) -> Result<f64, String> {
     number(word, .., "a finite number")

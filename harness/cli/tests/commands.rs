@@ -31,6 +31,13 @@ fn scale_rows<T: Float>(
     store(y, tile.to::<T>(), boundary_check = [0, 1]);
 }
 
+/// y = x + c
+#[kernel]
+fn shift(x: In<f32>, y: Out<f32>, n: i32, #[constexpr] tile: usize, #[constexpr = 0.5] c: f64) {
+    let i = program_id(0) * tile + arange(0, tile);
+    store(y + i, load(x + i, mask = i < n) + c as f32, mask = i < n);
+}
+
 #[derive(Parser)]
 struct CommandLine<A: Args> {
     #[command(flatten)]
@@ -45,7 +52,7 @@ fn command<A: Args>(
     let parsed = CommandLine::<A>::try_parse_from(["program"].iter().chain(words));
     let CommandLine { arguments } = parsed.map_err(CliError::Arguments)?;
     let mut out = Vec::new();
-    run(&arguments, &Kernels::of(&[&SCALE_ROWS_AUTOTUNE]), &mut out)?;
+    run(&arguments, &Kernels::of(&[&SCALE_ROWS_AUTOTUNE, &SHIFT]), &mut out)?;
     Ok(String::from_utf8(out).unwrap())
 }
 
@@ -67,6 +74,28 @@ fn kernels_of_ones_own_are_listed_and_compiled() {
     assert_eq!((&manifest["constants"]["rows_tile"], &manifest["options"]["num_warps"]), (&4.into(), &2.into()));
     let unknown = command(list::run, &["scale_row"]).unwrap_err().to_string();
     assert!(unknown.contains("did you mean `scale_rows`?"), "{unknown}");
+}
+
+/// A manifest has constants as JSON, which has no infinity.
+#[test]
+fn constants_are_finite_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let compiled = |set: &str| {
+        command(compile::run, &["shift", "--target", "host", "-o", text(dir.path()), "--set", "tile=16", "--set", set])
+    };
+    for (set, part) in [
+        ("c=1e400", "1e400 is larger than the largest f64"),
+        ("c=-1e400", "-1e400 is less than the least finite f64"),
+        ("c=inf", "a manifest cannot hold inf"),
+        ("c=NaN", "a manifest cannot hold NaN"),
+    ] {
+        let message = compiled(set).unwrap_err().to_string();
+        assert!(message.contains("`shift`: the constant `c` cannot be") && message.contains(part), "{message}");
+    }
+    compiled("c=1e30").unwrap();
+    let manifest = std::fs::read_to_string(dir.path().join("manifest.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
+    assert_eq!(manifest["constants"]["c"].as_f64(), Some(1e30));
 }
 
 #[test]
@@ -105,7 +134,15 @@ fn kernels_of_ones_own_are_timed_with_other_constants() {
     }
 
     for (arguments, words) in [
-        (&["--set", "rows_tile=4", "--arg", "a=2"][..], ["has no tensor `x`", "reads"]),
+        (
+            &["--set", "rows_tile=4", "--arg", "a=2"][..],
+            ["reads the tensor `x`", "--shape x=… in numbers; given are none"],
+        ),
+        (
+            &["--set", "rows_tile=4", "--arg", "a=1e50", "--shape", "x=100,64"],
+            ["`a` cannot be 1e50", "the largest f32"],
+        ),
+        (&["--set", "rows_tile=4", "--shape", "x=100,64", "--shape", "x=1,1"], ["--shape names `x` twice", "once"]),
         (&["--set", "rows_tile=4", "--arg", "a=2", "--shape", "x=n,64"], ["`scale_rows` reads `x`", "numbers"]),
         (&["--arg", "a=2", "--shape", "x=100,64"], ["needs a value for rows_tile", "--set"]),
         (&["--set", "rows_tile=4", "--shape", "x=100,64"], ["cannot be derived from tensors", "--arg a"]),
@@ -117,13 +154,26 @@ fn kernels_of_ones_own_are_timed_with_other_constants() {
     }
 }
 
+/// A tensor that neither the file nor the command line gives: the message has those that are given.
+#[test]
+fn missing_tensors_name_the_given_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("in");
+    let other = Tensor::from_f64(tilewright_codegen::ir::DType::F32, &[2], &[0.0, 1.0]);
+    tensors::write(&input, &[("other".to_string(), other)]).unwrap();
+    let base = ["scale_rows", "--dtype", "f32", "--grid", "25", "--device", "cpu", "--arg", "a=2", "-i", text(&input)];
+    let message = command(bench::run, &[&base[..], &["--set", "rows_tile=4"]].concat()).unwrap_err().to_string();
+    let help = format!("--shape x=… in numbers, or a tensor `x` in {}; given are other", text(&input));
+    assert!(message.contains("reads the tensor `x`, which is not given") && message.contains(&help), "{message}");
+}
+
 /// What a worker would refuse is found before one starts.
 #[test]
 fn mistakes_of_a_tuning_are_named() {
     let base = ["scale_rows", "--dtype", "f32", "--grid", "rows/rows_tile", "--device", "cpu"];
     for (arguments, words) in [
         (&["--set", "rows_tile=4", "--arg", "a=2", "--shape", "x=100,64"][..], ["--set rows_tile is unused", "bench"]),
-        (&["--arg", "a=2"], ["has no tensor `x`", "reads"]),
+        (&["--arg", "a=2"], ["reads the tensor `x`", "--shape x=… in numbers; given are none"]),
         (&["--shape", "x=100,64"], ["cannot be derived from tensors", "--arg a"]),
     ] {
         let message = command(tune::run, &[&base[..], arguments].concat()).unwrap_err().to_string();

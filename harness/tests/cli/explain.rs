@@ -126,6 +126,18 @@ fn the_page_does_not_replace_what_it_shows() {
     assert!(page.contains("The file is not the one that was compiled") && !page.contains("// two"));
 }
 
+/// Before the kernel is compiled, and before the report is printed.
+#[test]
+fn a_folder_of_pictures_that_is_a_file_is_refused_first() {
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("afile"), "old").unwrap();
+    let ran = tilewright_with(dir.path(), &["explain", "rms_norm_fwd", "--svg", "afile"], &BARE);
+    assert!(ran.out.is_empty(), "{}", ran.out);
+    let error = ran.fails(1);
+    assert!(error.contains("cannot create the folder afile"), "{error}");
+    assert_eq!(std::fs::read_to_string(dir.path().join("afile")).unwrap(), "old");
+}
+
 #[test]
 fn mistakes_name_the_remedy() {
     let dir = TempDir::new().unwrap();
@@ -137,6 +149,11 @@ fn mistakes_name_the_remedy() {
     refused(&["matmul", "--target", "sm_70"], "or sm_90a");
     refused(&["matmul", "--shape", "x=1,2"], "has no tensor `x`");
     refused(&["matmul", "--shape", "a=1"], "2 strides");
+    refused(
+        &["matmul", "--shape", "a=64,64", "--shape", "b=32,64"],
+        "tensor `b` has shape [32, 64]: `k` is 32 there, and 64 in `a`",
+    );
+    refused(&["matmul", "--shape", "a=64,64", "--shape", "a=32,64"], "--shape names `a` twice");
     refused(&["matmul", "--set", "tile=5"], "no constant `tile`");
     refused(&["matmul", "--num-warps", "3"], "--num-warps cannot be 3");
 }
@@ -153,7 +170,7 @@ fn dots_name_their_instructions_and_where_operands_come_from() {
     };
     let weight = ["--assume", "a_stride_m%16,a_stride_k=1,b_stride_k=1,b_stride_n%16,m%16,n%16,k%16"];
     let fast = dots("sm_90a", "T=f8e4m3,O=bf16", &weight);
-    assert!(fast.contains("m64n208k32.f32.e4m3.e4m3") && !fast.contains("stored from registers"), "{fast}");
+    assert!(fast.contains("m64n240k32.f32.e4m3.e4m3") && !fast.contains("stored from registers"), "{fast}");
     // Dense tensors: b is not contiguous along K.
     let transposed = dots("sm_90a", "T=f8e4m3,O=bf16", &[]);
     assert!(transposed.contains("e4m3") && transposed.contains("stored from registers"), "{transposed}");

@@ -100,6 +100,7 @@ fn absurd_numbers_are_refused_with_their_option() {
         (&format!("--heads-kv {MOST}"), &[MOST]),
         ("--steps 0", &["--steps is 0"]),
         ("--lr inf", &["'inf'", "--lr"]),
+        ("--lr -1", &["invalid value '-1'", "--lr"]),
     ];
     for (more, parts) in train {
         refused(dir.path(), &format!("train --data text --vocab-size 300 --out run {more}"), parts);
@@ -118,6 +119,9 @@ fn absurd_numbers_are_refused_with_their_option() {
         ("bench comm --sizes 1000000 --ranks 8", &["out of memory"]),
         ("bench comm --sizes 0.001 --repeat 4294967295", &["out of memory"]),
         (&format!("tune softmax_rows --rows {MOST} --d 16 --budget 1"), &[MOST]),
+        ("tune softmax_rows --budget -1", &["'-1'", "--budget", "a number of seconds above 0"]),
+        (&format!("{RUN} --num-warps -1"), &["'-1'", "--num-warps", "a whole number above 0"]),
+        ("explain matmul --num-warps -1", &["'-1'", "--num-warps", "a whole number above 0"]),
         ("account fsdp --tokens inf", &["--tokens", "inf", "a number"]),
         (
             "compile cross_entropy_fwd --target sm_80 --dtype T=f32,I=i64 -o o --set rows_tile=16,slots=16,d_tile=16,vector=65536",
@@ -215,6 +219,8 @@ fn unused_options_are_errors() {
         ("--dtype T=zzz", &["`zzz` is not an element type"]),
         ("--dtype Q=f32", &["no type parameter `Q`"]),
         ("--dtype bf16", &["--dtype bf16 is unused", "`x`", "f32"]),
+        ("--dtype bf16,f32", &["--dtype gives 2 types for all type parameters", "T=bf16,U=f32"]),
+        ("--dtype T=f32 --dtype T=f16", &["--dtype names `T` twice"]),
         ("--set zzz=1", &["--set zzz is unused", "the constants are"]),
         ("--arg zzz=1", &["--arg zzz is unused", "the arguments are"]),
         ("--shape zzz=1", &["--shape zzz is unused", "the tensors are"]),
@@ -228,9 +234,13 @@ fn unused_options_are_errors() {
         refused(dir.path(), &format!("{RUN} {more}"), parts);
     }
     refused(dir.path(), &RUN.replace("y=rows", "y=-1"), &["--shape y=-1", "expected an extent"]);
-    refused(dir.path(), &RUN.replace("--grid rows/rows_tile", "--grid=-1"), &["--grid -1", "cannot be -1"]);
+    for grid in ["--grid=-1", "--grid -1"] {
+        refused(dir.path(), &RUN.replace("--grid rows/rows_tile", grid), &["--grid -1", "cannot be -1"]);
+    }
     refused(dir.path(), "compile adamw --target sm_80 --dtype zzz -o o", &["zzz"]);
     refused(dir.path(), "explain adamw --dtype zzz", &["zzz"]);
+    refused(dir.path(), "explain matmul --dtype bf16,f32", &["--dtype gives 2 types for all type parameters"]);
+    refused(dir.path(), "explain matmul --dtype T=bf16 --dtype T=f16", &["--dtype names `T` twice"]);
     refused(dir.path(), "explain adamw --dtype G=f32,zzz", &["--dtype zzz is unused"]);
     finish(command(dir.path(), &format!("{RUN} --dtype f32"))).ok();
 }

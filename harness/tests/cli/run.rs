@@ -72,6 +72,21 @@ fn outputs_of_named_dimensions_need_no_shape() {
 }
 
 #[test]
+fn the_own_grid_uses_the_defaults_of_constants() {
+    let dir = tempfile::tempdir().unwrap();
+    let (m, n, k) = (20, 33, 17);
+    write(dir.path(), &[tensor("a", &[m, k], &small(m * k)), tensor("b", &[k, n], &small(k * n))]);
+    let with = |more: &[&str]| {
+        run(dir.path(), "matmul", &[&["--set", "m_tile=16,n_tile=16,k_tile=16", "--device", "cpu"], more].concat())
+    };
+    assert!(with(&[]).ok().contains("grid (6, 1, 1)"));
+    let message = with(&["--arg", "m=-1"]).fails(2);
+    assert!(message.contains("`m`, a dimension of `c`, is negative, -1: expected 0 or more"), "{message}");
+    let message = with(&["--arg", "m=-1", "--shape", "c=20,33"]).fails(2);
+    assert!(message.contains("depends on `m`, which is negative, -1") && message.contains("--arg m=…"), "{message}");
+}
+
+#[test]
 fn strides_can_be_given() {
     let dir = tempfile::tempdir().unwrap();
     // With a row stride of 0, every row is the first one.

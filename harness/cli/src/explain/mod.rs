@@ -49,13 +49,13 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME%N|NAME=N,…")]
     assume: Vec<String>,
     /// Warps (32 threads each) per block, a power of two
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_warps: Option<u32>,
     /// Number of stages of software pipelines
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_stages: Option<u32>,
     /// Maximum number of registers per thread
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     max_registers: Option<u32>,
     #[command(flatten)]
     schedule: Schedule,
@@ -101,6 +101,9 @@ struct Facts {
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let mut outputs = arguments.outputs.protecting_inputs(&arguments.record);
     outputs.check()?;
+    if let Some(folder) = &arguments.svg {
+        check_folder(folder)?;
+    }
     let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel, kernels.hints())).transpose()?;
     let mut subject = Subject::new(arguments, kernels, row.as_ref())?;
     let (artifact, trace) = compile::compile_traced(&subject.request)?;
@@ -206,9 +209,15 @@ pub fn pictures(
     Ok(pictures.map(|picture| (picture.name.clone(), picture.file())).collect())
 }
 
+/// Creates the folder of `--svg`, and checks that files can be written to it, before the kernel is compiled.
+fn check_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| CliError::file("create the folder", folder, error))?;
+    let file = folder.join("picture.svg");
+    crate::files::check_writable(&file).map_err(|error| CliError::file("write", &file, error))
+}
+
 /// Writes each picture to a file of its name in the folder.
 fn write_pictures(folder: &Path, pictures: &[page::Picture], outputs: &Outputs, out: &mut dyn Write) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|error| CliError::file("create the folder", folder, error))?;
     let inputs: Vec<&Path> = outputs.inputs.iter().map(PathBuf::as_path).collect();
     for picture in pictures {
         let path = folder.join(format!("{}.svg", picture.name));

@@ -1,6 +1,8 @@
 //! Selects the variant of a kernel that is explained, from the command line, a record row, the shipped configurations
 //! and defaults.
 
+use std::collections::BTreeMap;
+
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::target::{self, GpuArch, Target};
@@ -169,6 +171,7 @@ impl Subject {
 /// # Errors
 /// A type without `=` that no parameter can have.
 fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
+    choose::check_types(words)?;
     let parts: Vec<&str> = choose::comma_separated(words).collect();
     let for_all = parts.iter().rfind(|part| !part.contains('='));
     let mut unused: Vec<&&str> = parts.iter().filter(|part| !part.contains('=')).collect();
@@ -211,6 +214,7 @@ fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
 fn extents(def: &'static KernelDef, hints: &dyn Hints, arguments: &Arguments, row: Option<&Row>) -> Result<Extents> {
     let strides = bind::strides(def);
     let mut extents = Extents::default();
+    let mut given: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
     let mut add = |name: &str, shape: &[usize]| -> Result<()> {
         let memory: Vec<&'static str> = run::memory_params(def).map(|(param, _)| param.name).collect();
         let Some(name) = memory.iter().copied().find(|known| *known == name) else {
@@ -219,10 +223,14 @@ fn extents(def: &'static KernelDef, hints: &dyn Hints, arguments: &Arguments, ro
         };
         bind::check_rank(def, name, shape.len(), strides.get(name))?;
         extents.add_tensor(name, shape, strides.get(name));
-        Ok(())
+        match given.insert(name, shape.to_vec()) {
+            Some(_) => Err(choose::named_twice("--shape", name)),
+            None => Ok(()),
+        }
     };
     for word in &arguments.shape {
         let (name, shape) = choose::assignment(word, "--shape")?;
+        let name = def.param_name(name);
         let numbers: Option<Vec<usize>> = shape.split(',').map(|n| n.trim().parse().ok()).collect();
         let numbers =
             numbers.ok_or_else(|| CliError::usage(format!("--shape got `{word}`"), "write --shape q=1,16,16384,64"))?;
@@ -235,6 +243,7 @@ fn extents(def: &'static KernelDef, hints: &dyn Hints, arguments: &Arguments, ro
             (true, None) | (false, _) => shapes.iter().try_for_each(|(name, shape)| add(name, shape))?,
         }
     }
+    bind::check_extents(def, &given.iter().map(|(&name, shape)| (name, &shape[..])).collect())?;
     hints.complete_shapes(def, &mut extents);
     Ok(extents)
 }

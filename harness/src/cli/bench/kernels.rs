@@ -109,7 +109,7 @@ pub fn run_named(words: &[String], out: &mut dyn Write) -> Result<()> {
             "tilewright bench attention",
         ));
     };
-    let mut named = Named::try_parse_from(words).map_err(CliError::Arguments)?.arguments;
+    let mut named = tilewright_cli::parse::<Named>(words).map_err(CliError::Arguments)?.arguments;
     named.only = vec![group];
     measure(&named, op, out)
 }

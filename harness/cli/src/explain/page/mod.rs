@@ -65,7 +65,7 @@ fn body(trace: &Trace, settings: &Settings, sources: &Sources) -> String {
     filled(include_str!("page.html"), |name| match name {
         "source" => sources.html(),
         "final" => escaped(&indented(last_lines(trace))),
-        "notes" => trace.notes().iter().map(|note| format!("<p>{}</p>\n", escaped(note))).collect(),
+        "notes" => crate::compile::distinct(trace.notes()).map(|note| format!("<p>{}</p>\n", escaped(note))).collect(),
         "data" => script_data(&data(trace, sources)),
         "layouts" => layouts::section(func, &names),
         "shared-bytes" => shared.bytes.to_string(),
