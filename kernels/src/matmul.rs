@@ -4,8 +4,8 @@
 //! Each program computes one tile of c. Programs are numbered so that concurrent programs share rows of a and columns
 //! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix multiplication
 //! tutorial, here [`swizzle2d`]). A persistent program computes tile after tile: its producer warps load the next tile
-//! while it stores the previous one. With
-//! two of them on an SM that take turns, one multiplies while the other stores.
+//! while it stores the previous one. If two persistent programs share an SM and take turns, one multiplies while the
+//! other stores.
 
 use crate::activation::{Activation, activate};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
@@ -117,6 +117,7 @@ pub fn matmul<T: Float>(
     #[constexpr = 132] programs: usize,
     #[constexpr = 1] replicas: usize,
 ) {
+    static_assert(programs >= 1 && replicas >= 1, "programs and replicas must be at least 1");
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
     let compute = |tile: Scalar<i32>| {
         let (i, j) = swizzle2d(tile / n_tiles, tile % n_tiles, m_tiles, n_tiles, group);
@@ -459,6 +460,11 @@ const TILES: [TileTimes; 19] = [
 /// other, at a cost for each that does not depend on k (filling the pipeline, storing), a part of which persistent programs
 /// hide, and programs that take turns most of it.
 pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
+    cut_among(m, n, k, |_| true)
+}
+
+/// As [`cut`], of those that `fits` accepts, as for sums that take more registers.
+pub(crate) fn cut_among(m: usize, n: usize, k: usize, fits: impl Fn(Cut) -> bool) -> Cut {
     /// SMs of an H100 or H200.
     const SMS: usize = 132;
     /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
@@ -475,16 +481,13 @@ pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
         let of_persistent = persistent
             .map(|each| rounds * (steps * step + each) + alone - each)
             .filter(|time| of_alone > LEAST_GAIN * time);
-        let of_turns =
-            turns.filter(|_| rounds > 1.0).map(|[step, each]| rounds * (steps * step + each) + ENDS);
-        let all = [
-            (Some(of_alone), Programs::OfOneTile),
-            (of_persistent, Programs::Persistent),
-            (of_turns, Programs::Turns),
-        ];
+        let of_turns = turns.filter(|_| rounds > 1.0).map(|[step, each]| rounds * (steps * step + each) + ENDS);
+        let all =
+            [(Some(of_alone), Programs::OfOneTile), (of_persistent, Programs::Persistent), (of_turns, Programs::Turns)];
         all.into_iter().filter_map(move |(time, programs)| Some((time?, Cut { tile, programs })))
     });
-    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::PLACEHOLDER, |(_, cut)| cut)
+    let fitting = times.filter(|&(_, cut)| fits(cut));
+    fitting.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::PLACEHOLDER, |(_, cut)| cut)
 }
 
 /// Programs that keep most SMs of a Hopper GPU busy.

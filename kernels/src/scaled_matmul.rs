@@ -4,7 +4,7 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::{Cut, Programs, config_of_cut, cut, grid, is_col_major, order};
+use crate::matmul::{Cut, Programs, config_of_cut, cut_among, grid, is_col_major, order};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
@@ -36,7 +36,7 @@ constexpr_enum! {
         Config(m_tile = 16..=128, n_tile = 64..=128, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4),
     ],
     keep = keep,
-    key = [a_col_major, b_col_major, fast_accumulation, m, n, k, cut = cut(m, n, k / 2)],
+    key = [a_col_major, b_col_major, fast_accumulation, m, n, k, cut = cut_of_bytes(m, n, k, fast_accumulation)],
     default = default_config,
 )]
 #[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs, replicas))]
@@ -63,6 +63,7 @@ pub fn scaled_matmul<T: Dtype, O: Num>(
     #[constexpr = 132] programs: usize,
     #[constexpr = 1] replicas: usize,
 ) {
+    static_assert(programs >= 1 && replicas >= 1, "programs and replicas must be at least 1");
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
     let compute = |tile: Scalar<i32>| {
         let (i, j) = swizzle2d(tile / n_tiles, tile % n_tiles, m_tiles, n_tiles, group);
@@ -129,7 +130,7 @@ pub enum Scales<'a> {
 /// tensor cores, about 14 bits on Hopper; otherwise sums of 128 products are added in f32.
 ///
 /// # Errors
-/// Shapes that do not match; more columns of integers than sums in i32 can hold (131 071 of i8, 33 025 of u8); tensors on
+/// Shapes that do not match; results in integers of less than 32 bits; more columns of integers than sums in i32 can hold (131 071 of i8, 33 025 of u8); tensors on
 /// another device; launch errors.
 pub fn multiply<T: Dtype + Element, O: Num + Element>(
     device: &Device,
@@ -141,6 +142,7 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
 ) -> Result<()> {
     let ([m, k], [_, n]) = (a.shape(), b.shape());
     expect_sums_fit::<T>(k)?;
+    expect_results_fit::<O>()?;
     // Without scales the kernel gets views that it does not read.
     let nothing = View::<f32>::empty(device);
     let (scaling, a_scale, b_scale, strides) = match scales {
@@ -171,7 +173,8 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
         k_tile: tuned(),
         group: 8,
         scaling,
-        fast_accumulation,
+        // Sums of integers are exact.
+        fast_accumulation: fast_accumulation || !T::dtype().is_float(),
         persistent: tuned(),
         programs: device.info().compute_units as usize,
         replicas: tuned(),
@@ -198,6 +201,20 @@ fn expect_sums_fit<T: Dtype>(k: usize) -> Result<()> {
     })
 }
 
+/// Fails for integers that do not hold sums.
+fn expect_results_fit<O: Num>() -> Result<()> {
+    let dtype = O::dtype();
+    if dtype.is_float() || dtype.bits() >= 32 {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        kernel: "scaled_matmul".into(),
+        name: "c",
+        expected: "a matrix of floats, or of integers of 32 bits or more, which hold sums of products".into(),
+        found: format!("{dtype}"),
+    })
+}
+
 /// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
 fn keep(problem: &Problem, config: &Config) -> bool {
     let (Some(m_tile), Some(n_tile)) = (config.get::<usize>("m_tile"), config.get::<usize>("n_tile")) else {
@@ -216,26 +233,22 @@ fn keep(problem: &Problem, config: &Config) -> bool {
     }
 }
 
-/// The cut whose sums and scales have space in registers: as the one for 16-bit types, with fewer columns or without turns.
-fn with_registers(Cut { tile: [rows, columns], programs }: Cut, two_sums: bool) -> Cut {
-    match programs {
-        Programs::Turns if two_sums => with_registers(Cut { tile: [rows, columns], programs: Programs::Persistent }, true),
-        Programs::Turns => Cut { tile: [rows, columns.min(176)], programs },
-        _ if two_sums && columns > 160 => Cut { tile: [rows, 128], programs },
-        _ => Cut { tile: [rows, columns], programs },
-    }
+/// The cut for operands of one byte: a step of 128 takes as long as one of 64 of 16-bit types. With two sets of accumulators,
+/// of a step and of all, wide tiles and turns have no space in registers; with one, scales take those of the widest turns.
+fn cut_of_bytes(m: usize, n: usize, k: usize, fast_accumulation: bool) -> Cut {
+    cut_among(m, n, k / 2, |Cut { tile: [_, columns], programs }| match programs {
+        Programs::Turns => fast_accumulation && columns <= 176,
+        _ => fast_accumulation || columns <= 160,
+    })
 }
 
 /// The configuration where no tuning entry applies.
 fn default_config(problem: &Problem) -> Config {
     if matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a) {
-        let floats = problem.dtypes.first().is_some_and(|dtype| dtype.is_float());
-        // Two sets of accumulators, of the step and of all, take the registers of wide tiles.
-        let two_sums = floats && problem.get("fast_accumulation") == Some(false);
         let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
-        // A step of 128 takes as long as one of 64 of 16-bit types.
-        let cut = problem.get("cut").unwrap_or_else(|| cut(size("m"), size("n"), size("k") / 2));
-        return config_of_cut(problem, 1, with_registers(cut, two_sums));
+        let fast = problem.get("fast_accumulation") != Some(false);
+        let cut = problem.get("cut").unwrap_or_else(|| cut_of_bytes(size("m"), size("n"), size("k"), fast));
+        return config_of_cut(problem, 1, cut);
     }
     let [rows, columns, depth] = if problem.is_gpu() { [128, 128, 64] } else { [64; 3] };
     // The sizes in the key are powers of two.

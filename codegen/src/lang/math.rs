@@ -204,9 +204,9 @@ pub fn swizzle2d(
     let op = |op, a, b| Raw::Value(binary(op, a, b, d));
     let (size_i, size_j, size_g) = (size_i.raw(), size_j.raw(), size_g.raw());
     let size_g = match size_g {
-        Raw::Number(Number::Int(n)) if n < 1 => fail(
-            error_here(format!("`size_g` of `swizzle2d` is {n}")).label("a group has rows").help("use at least 1"),
-        ),
+        Raw::Number(Number::Int(n)) if n < 1 => {
+            fail(error_here(format!("`size_g` of `swizzle2d` is {n}")).label("a group has rows").help("use at least 1"))
+        }
         Raw::Number(_) => size_g,
         // Without rows in a group, several programs would get the same place.
         Raw::Value(_) => op(BinaryOp::Max, size_g, Raw::Number(Number::Int(1))),

@@ -293,10 +293,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
         Op::AsyncLoad { vector } => shared::async_load(cx, *vector),
-        Op::AsyncCommit
-        | Op::AsyncWait { pending: _ }
-        | Op::FenceAsyncShared
-        | Op::PingpongArrive => Ok(()),
+        Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared | Op::PingpongArrive => Ok(()),
         Op::PingpongWait => barriers::pingpong_wait(cx),
         Op::MmaSync { precision: _, warps, k_end, n_end } => shared::mma(cx, Family::MmaSync, warps, [*k_end, *n_end]),
         Op::Wgmma { warps, k_end, n_end } => shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end]),
