@@ -244,8 +244,8 @@ fn more_than_two_to_the_31_elements() {
     );
 }
 
-/// Products of which each SM gets several tiles run as persistent programs, some in turns, whose results TMA stores. Rows and columns of
-/// the last tiles lie outside of c.
+/// Products of which each SM gets several tiles run as persistent programs, some in turns, whose results TMA stores. Rows
+/// and columns of the last tiles lie outside of c.
 #[test]
 fn persistent_matmuls_match() {
     let Some(gpu) = gpu() else { return };
