@@ -543,8 +543,8 @@ op_table! {
     /// Warp specialization: partitions of the block that run concurrently. `warps` warps run the first region (the
     /// consumers), or `warps` warps for each of `replicas` programs, which share the second region: consecutive ones
     /// on axis 0 or, if they take turns, those as many apart as there are blocks. The block has four more warps, of which
-    /// `producers` run the second region. `registers` gives the registers per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler
-    /// inserts synchronize its own threads only, those of one program. In the second region, `program_id` is that of the
-    /// first program.
+    /// `producers` run the second region. `registers` gives the registers per thread of either partition. In the first
+    /// region, `block_barrier` and the barriers that the compiler inserts synchronize its own threads only, those of one
+    /// program. In the second region, `program_id` is that of the first program.
     WarpSpecialize { warps: u32, producers: u32, registers: Vec<u32>, replicas: Option<u32> } = "warp_specialize" (0..0) -> 0, Regions, Async;
 }
