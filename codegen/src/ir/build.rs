@@ -18,6 +18,12 @@ pub struct Builder<'f> {
     pub loc: Loc,
 }
 
+impl Op {
+    /// A counted loop without hints.
+    pub const PLAIN_FOR: Op =
+        Op::For { num_stages: None, unroll: None, warp_specialize: None, overlap: None, split: None, replicas: None };
+}
+
 impl<'f> Builder<'f> {
     /// Builder that appends to `block`.
     pub fn new(func: &'f mut Func, block: BlockId, loc: Loc) -> Builder<'f> {
@@ -370,15 +376,7 @@ impl<'f> Builder<'f> {
         inner.op(Op::Yield, &next, &[]);
         let mut operands = vec![lower, upper, step];
         operands.extend(init);
-        let op = Op::For {
-            num_stages: None,
-            unroll: None,
-            warp_specialize: None,
-            overlap: None,
-            split: None,
-            replicas: None,
-        };
-        let id = self.op_with_regions(op, &operands, &types, &[region]);
+        let id = self.op_with_regions(Op::PLAIN_FOR, &operands, &types, &[region]);
         self.func.op(id).results.clone()
     }
 

@@ -563,8 +563,8 @@ impl KernelDef {
     /// # Errors
     /// A constant that is missing or unknown.
     pub fn complete_consts(&self, given: &[(&str, ConstValue)]) -> Result<Vec<ConstValue>, Diagnostic> {
-        let constants = || self.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. }));
-        let names: Vec<&str> = constants().map(|p| p.name).collect();
+        let constants = self.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. }));
+        let names: Vec<&str> = constants.map(|p| p.name).collect();
         // First, because a misspelled name leaves another constant without a value.
         if let Some((unknown, _)) = given.iter().find(|(name, _)| !names.contains(&self.param_name(name))) {
             return Err(self.error(format!(

@@ -75,15 +75,7 @@ impl Partitioner<'_> {
         let branch = self.func.append(region, Op::If, vec![exists], types.clone(), vec![turn, skip], loc.clone());
         let results = self.func.op(branch).results.clone();
         self.builder(region).op(Op::Yield, &results, &[]);
-        let op = Op::For {
-            num_stages: None,
-            unroll: None,
-            warp_specialize: None,
-            overlap: None,
-            split: None,
-            replicas: None,
-        };
-        let all = self.func.append(to, op, operands, types, vec![region], loc);
+        let all = self.func.append(to, Op::PLAIN_FOR, operands, types, vec![region], loc);
         let results = self.func.op(all).results.clone();
         set_states(&groups, states, &results);
     }
