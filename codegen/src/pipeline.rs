@@ -70,6 +70,7 @@ pub const PASS_NAMES: &[&str] = &[
     "fuse_reductions",
     "hoist_buffers",
     "order_dots",
+    "tma_stores",
     "schedule_loops",
     "specialize_warps",
     "pipeline_loads",
@@ -81,7 +82,6 @@ pub const PASS_NAMES: &[&str] = &[
     "direct_local_loads",
     "early_release",
     "pingpong",
-    "tma_stores",
 ];
 
 impl Pipeline<'_> {
@@ -176,6 +176,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("fuse_reductions", Stage::Layout, fuse_reductions::run);
     p.pass("hoist_buffers", Stage::Layout, hoist_buffers::run);
     p.pass("order_dots", Stage::Layout, order_dots::run);
+    p.pass("tma_stores", Stage::Layout, |f| tma_stores::run(f, arch, options));
     let mut notes = Vec::new();
     p.pass("schedule_loops", Stage::Schedule, |f| notes = schedule::choose(f, arch, options));
     notes.iter().for_each(|note| p.observer.note(note));
@@ -195,7 +196,6 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("early_release", Stage::Async, early_release::run);
     p.pass("pingpong", Stage::Async, |f| pingpong::run(f, options));
-    p.pass("tma_stores", Stage::Async, |f| tma_stores::run(f, arch, options));
     p.func
 }
 

@@ -34,7 +34,7 @@ pub fn read_pointers(func: &Func) -> HashSet<Value> {
             Op::InlineAsm { .. } => {
                 data.operands.iter().filter(|&&v| is_pointer(func, v)).for_each(|&v| mark(func, v, &mut read));
             }
-            Op::Store { .. } | Op::StoreView { .. } | Op::TmaStore { .. } => {}
+            Op::Store { .. } | Op::StoreView { .. } | Op::TmaStore { op: None, .. } => {}
             _ if data.op.effects() != Effects::Pure => {
                 let addresses = data.operands.first().filter(|&&v| is_pointer(func, v));
                 addresses.into_iter().for_each(|&v| mark(func, v, &mut read));

@@ -15,3 +15,4 @@ pub mod pipes;
 pub mod registers;
 pub mod scratch;
 pub mod tensor_map;
+pub mod warp_box;

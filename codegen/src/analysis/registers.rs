@@ -101,7 +101,7 @@ fn is_loop(op: &Op) -> bool {
 fn is_sync_point(op: &Op) -> bool {
     let memory =
         matches!(op, Op::ConvertLayout | Op::Gather { .. } | Op::LocalAlloc | Op::LocalStore | Op::BlockBarrier { .. });
-    memory || matches!(op, Op::Reduce { .. } | Op::Scan { .. }) || is_dot(op) || is_loop(op)
+    memory || matches!(op, Op::TmaStore { .. } | Op::Reduce { .. } | Op::Scan { .. }) || is_dot(op) || is_loop(op)
 }
 
 struct Pressure<'a> {

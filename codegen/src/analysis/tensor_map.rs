@@ -20,7 +20,7 @@ use crate::layout::{LinearLayout, Swizzle};
 use crate::target::HostExpr;
 
 const MAX_RANK: usize = 5;
-const MAX_BOX: u32 = 256;
+pub const MAX_BOX: u32 = 256;
 /// Required alignment of strides and addresses in bytes.
 const ALIGN: u64 = 16;
 /// Maximum extent: coordinates are i32.
@@ -60,8 +60,21 @@ pub struct BoxCopy {
 /// The plan for a view, with boundary checks in the dimensions of `boundary`, and a shared buffer of its block shape.
 /// `None` if TMA cannot copy it.
 pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], buffer: &Type) -> Option<TmaPlan> {
+    let (Type::View { block, .. }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
+    plan_block(func, axis, view, boundary, &extents(block), func.layout(*layout))
+}
+
+/// As [`plan`], for a block of other extents, from the same start, and a buffer of that layout.
+pub fn plan_block(
+    func: &Func,
+    axis: &AxisAnalysis,
+    view: Value,
+    boundary: &[usize],
+    block: &[u32],
+    layout: &LinearLayout,
+) -> Option<TmaPlan> {
     let parts = view_operands(func, view);
-    let (Type::View { block, elem }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
+    let Type::View { elem, .. } = func.ty(view) else { return None };
     let bytes = elem.bytes() as u64;
     let inner = parts.order[0];
     if *elem == DType::Bool || axis.scalar_constant(func, parts.strides[inner]) != Some(1) {
@@ -100,7 +113,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
     if plan.shape.len() > MAX_RANK {
         return None;
     }
-    boxes(func.layout(*layout), &extents(block), parts.order, *elem, &mut plan)?;
+    boxes(layout, block, parts.order, *elem, &mut plan)?;
     Some(plan)
 }
 

@@ -435,10 +435,12 @@ impl<'a> Machine<'a> {
             Op::LoadView { boundary, padding, eviction: _ } => {
                 one(operands[0].view().load(self.memory, boundary, *padding)?)
             }
-            Op::StoreView { boundary, eviction: _ } => {
+            Op::StoreView { boundary, .. } | Op::TmaStore { boundary, op: None } => {
                 none(operands[0].view().store(self.memory, tile(1), boundary)?)
             }
-            Op::AtomicView { op, boundary } => none(operands[0].view().atomic(self.memory, *op, tile(1), boundary)?),
+            Op::AtomicView { op, boundary } | Op::TmaStore { boundary, op: Some(op) } => {
+                none(operands[0].view().atomic(self.memory, *op, tile(1), boundary)?)
+            }
             Op::PtrAdd => one(access::ptr_add(tile(0), tile(1))),
             Op::Load { eviction: _ } => one(access::load(self.memory, tile(0), optional(1), optional(2))?),
             Op::Store { eviction: _ } => none(access::store(self.memory, tile(0), tile(1), optional(2))?),
@@ -531,10 +533,6 @@ impl<'a> Machine<'a> {
                     self.barriers.copy(group, index, to, tile, &mut self.shared)?;
                 }
                 none(())
-            }
-            Op::TmaStore { boundary } => {
-                let tile = self.shared.load(operands[1].shared())?;
-                none(operands[0].view().store(self.memory, &tile, boundary)?)
             }
             Op::MmaSync { precision, warps: _, k_end, n_end } => {
                 one(self.dot_of_tiles_or_buffers(&operands, *precision, [*k_end, *n_end])?)

@@ -498,6 +498,12 @@ op_table! {
     /// `bar.sync` of all threads of the block, or of `threads` threads on named barrier `id`.
     BlockBarrier { id: u32, threads: Option<u32> } = "block_barrier" (0..0) -> 0, Control, Async;
 
+    /// Stores a tile to a view's block by TMA, or adds it (`op`, of f32): each warp brings its boxes ([`crate::analysis::warp_box`]) to shared memory
+    /// one after the other, and starts their copies. Elements beyond the shape in a dimension of `boundary` are not
+    /// written. The elements are written as late as the end of the kernel, so no other op accesses this memory, but for stores of
+    /// other parts of the same tile, or other additions. Operands: view, tile.
+    TmaStore { boundary: Vec<usize>, op: Option<AtomicOp> } = "tma_store" (2..2) -> 0, Write, Layout;
+
     // TMA copies, and the mbarriers in shared memory that track their completion.
     //
     // An mbarrier goes through a sequence of phases. A phase completes when the number of arrivals given by
@@ -528,10 +534,6 @@ op_table! {
     /// Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, mbarriers, i32
     /// index, optionally a bool predicate.
     TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
-    /// TMA copies of a shared buffer to a view's block, issued by one thread. Elements beyond the shape in a dimension of
-    /// `boundary` are not written. The buffer is read until something overwrites it, whatever barriers are in between; the
-    /// elements are written at the end of the kernel, so no other op accesses this memory. Operands: view, buffer.
-    TmaStore { boundary: Vec<usize> } = "tma_store" (2..2) -> 0, Write, Async;
     /// Ping-pong scheduling: waits until the previous consumer warpgroup has arrived. The first warpgroup is the first
     /// to proceed. With operands, programs that share the block take turns: waits until the previous program has arrived.
     /// Operands, five for each pair of mbarriers that track a ring: full mbarriers, empty mbarriers, i32 slot, i32

@@ -26,6 +26,21 @@ impl LinearLayout {
         leading_run(&places, alone)
     }
 
+    /// The number of consecutive coordinates along `axis` that a group of lanes covers with the registers of
+    /// [`contiguous_run`](Self::contiguous_run).
+    pub fn lane_run(&self, axis: usize) -> usize {
+        let lanes = self.bases(Dim::Lane);
+        let continues = |n: u32| {
+            let next = |basis: &[u32]| basis.iter().enumerate().all(|(i, &x)| x == if i == axis { n } else { 0 });
+            lanes.iter().any(|basis| next(basis))
+        };
+        let mut n = self.contiguous_run(axis) as u32;
+        while continues(n) {
+            n *= 2;
+        }
+        n as usize
+    }
+
     /// The largest power-of-two `n` such that registers `0..n` of every thread lie at consecutive, aligned
     /// offsets of the shared layout `memory`.
     pub fn contiguous_offsets(&self, memory: &LinearLayout) -> usize {

@@ -112,7 +112,12 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSe
 fn only_writes_global_memory(op: &Op) -> bool {
     matches!(
         op,
-        Op::Store { .. } | Op::StoreView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::AtomicView { .. }
+        Op::Store { .. }
+            | Op::StoreView { .. }
+            | Op::TmaStore { .. }
+            | Op::AtomicRmw { .. }
+            | Op::AtomicCas { .. }
+            | Op::AtomicView { .. }
     )
 }
 

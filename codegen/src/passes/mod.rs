@@ -163,6 +163,14 @@ pub const TARGET_PASSES: &[TargetPass] = &[
         },
     },
     TargetPass {
+        name: "tma_stores",
+        summary: "store tiles by TMA, each warp its own boxes",
+        run: |f, arch, options| {
+            tma_stores::run(f, arch, options);
+            Ok(Vec::new())
+        },
+    },
+    TargetPass {
         name: "schedule_loops",
         summary: "choose when and where the ops of loops run (stage schedule)",
         run: |f, arch, options| Ok(schedule::choose(f, arch, options)),
@@ -182,14 +190,6 @@ pub const TARGET_PASSES: &[TargetPass] = &[
         summary: "let consumer warpgroups alternate on the tensor cores, where options ask for it",
         run: |f, _, options| {
             pingpong::run(f, options);
-            Ok(Vec::new())
-        },
-    },
-    TargetPass {
-        name: "tma_stores",
-        summary: "store tiles by TMA instead of through a layout conversion",
-        run: |f, arch, options| {
-            tma_stores::run(f, arch, options);
             Ok(Vec::new())
         },
     },

@@ -86,6 +86,7 @@ fn may_synchronize(func: &Func, region: BlockId, op: OpId) -> bool {
             Op::LocalStore | Op::BlockBarrier { .. } => true,
             Op::Store { .. }
             | Op::StoreView { .. }
+            | Op::TmaStore { .. }
             | Op::AtomicRmw { .. }
             | Op::AtomicCas { .. }
             | Op::AtomicView { .. } => true,

@@ -6,7 +6,8 @@ use super::prefetch::reads_ring;
 use super::slice::Slice;
 use super::turns::Turns;
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::scratch;
+use crate::analysis::buffers::users;
+use crate::analysis::{scratch, warp_box};
 use crate::ir::nested::is_in_loop;
 use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement, Type, Value};
 use crate::target::{CompileOptions, GpuArch};
@@ -314,7 +315,8 @@ impl Plan {
         let (fixed, rings) = self.shared_bytes(func);
         self.stages = stages;
         // An SM reserves 1 KB for each block; `max_shared_bytes` excludes the 1 KB of one block.
-        self.blocks_that_fit = (arch.max_shared_bytes() + 1024) / (fixed + stages * rings + 1024);
+        let bytes = (fixed + stages * rings).max(self.bytes_after_loops(func));
+        self.blocks_that_fit = (arch.max_shared_bytes() + 1024) / (bytes + 1024);
         let depths: Vec<u32> = (0..self.groups.len()).map(|group| self.depth(group)).collect();
         for (group, loads) in self.blocks.values_mut() {
             loads.iter_mut().for_each(|c| c.depth = depths[*group]);
@@ -362,13 +364,23 @@ impl Plan {
         }
     }
 
-    /// Bytes of shared memory: of the buffers that do not depend on the number of stages plus the scratch memory of ops
-    /// such as layout conversions, and of one buffer of each ring of a loop. Rings live until the kernel ends.
+    /// Bytes of shared memory: of the buffers that do not depend on the number of stages plus the scratch memory of ops up to
+    /// the last use of a ring, such as layout conversions, and of one buffer of each ring of a loop.
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
-        let others: u32 = self.other_buffers(func).into_iter().map(|id| buffer_bytes(func.ty(func.result(id)))).sum();
         // Plus 1 KB for mbarriers and for the padding between small buffers.
-        let own = self.of_all_programs(others + self.scratch_bytes(func));
+        let own = self.of_all_programs(self.other_bytes(func) + self.scratch_bytes(func, false));
         (own + self.ring_bytes(true) + 1024, self.ring_bytes(false))
+    }
+
+    /// Bytes of shared memory when the rings are no longer used.
+    fn bytes_after_loops(&self, func: &Func) -> u32 {
+        self.other_bytes(func) + self.scratch_bytes(func, true) + 1024
+    }
+
+    /// Bytes of the buffers outside of rings, and of those of TMA stores.
+    fn other_bytes(&self, func: &Func) -> u32 {
+        let buffers: u32 = self.other_buffers(func).into_iter().map(|id| buffer_bytes(func.ty(func.result(id)))).sum();
+        buffers + warp_box::buffers(func).1
     }
 
     /// Bytes of the memory of which each program of the block has its own, in multiples of 1 KB if there are several.
@@ -393,10 +405,24 @@ impl Plan {
         func.walk().into_iter().filter(is_other).collect()
     }
 
-    /// Scratch memory of the op that needs most.
-    fn scratch_bytes(&self, func: &Func) -> u32 {
+    /// Scratch memory of the op that needs most, after the last use of a ring or before. Programs that share rings use them
+    /// until the block ends.
+    fn scratch_bytes(&self, func: &Func, after: bool) -> u32 {
         let only_reads_ring = |id: OpId| self.blocks.values().any(|(_, list)| reads_ring(func, id, list));
-        let ops = func.walk().into_iter().filter(|&id| !only_reads_ring(id));
+        let outermost = |id: OpId| {
+            let around = std::iter::successors(Some(id), |&id| func.parent_op(id));
+            around.last().map_or(0, |id| func.position(id))
+        };
+        let order = func.walk();
+        let readers = |c: &Candidate| {
+            let of_buffer = c.alloc.map_or_else(Vec::new, |alloc| users(func, &order, func.result(alloc)));
+            let of_load = func.uses(func.result(c.load)).iter().map(|used| used.op);
+            of_load.chain([c.load]).chain(of_buffer).collect::<Vec<_>>()
+        };
+        let loads = self.blocks.values().flat_map(|(_, list)| list);
+        let last = loads.flat_map(readers).map(outermost).max().unwrap_or(0);
+        let is_after = |id: OpId| self.replicas == 1 && outermost(id) > last;
+        let ops = func.walk().into_iter().filter(|&id| !only_reads_ring(id) && is_after(id) == after);
         ops.map(|id| scratch::bytes(func, id)).max().unwrap_or(0)
     }
 
@@ -409,7 +435,8 @@ impl Plan {
         let alive = self.other_buffers(func).into_iter().filter(|&alloc| !in_another(alloc));
         let buffers: u32 = alive.map(|alloc| buffer_bytes(func.ty(func.result(alloc)))).sum();
         let rings = self.ring_bytes(true) + self.stages * self.ring_bytes(false);
-        let own = self.of_all_programs(buffers + self.scratch_bytes(func) + more);
+        let stores = warp_box::buffers(func).1;
+        let own = self.of_all_programs(buffers + stores + self.scratch_bytes(func, false) + more);
         let bytes = own + 1024 + rings;
         (arch.max_shared_bytes() + 1024) / (bytes + 1024) >= self.blocks_that_fit.max(1)
     }

@@ -4,7 +4,7 @@ use super::candidates::{Candidate, find_candidates, tma_can_load};
 use super::overlap::{Overlap, Prefetch};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::buffers::users;
-use crate::analysis::scratch;
+use crate::analysis::{scratch, warp_box};
 use crate::ir::{Func, Op, OpId, Partition, Type};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
@@ -72,7 +72,8 @@ fn stages_that_fit(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32,
         .sum();
     // Space for the mbarriers.
     let barriers = if candidates.iter().any(|c| c.tma) { 1024 } else { 0 };
-    let available = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers);
+    let stores = u64::from(warp_box::buffers(func).1);
+    let available = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers + stores);
     let buffers = |stages| candidates.iter().map(|c| size(&c.buffer, 1) * u64::from(stages + c.depth)).sum::<u64>();
     let rings = |stages| candidates.iter().map(|c| size(&c.buffer, stages + c.depth)).sum::<u64>();
     let ops = func.walk_from(func.op(id).regions[0]).into_iter().filter(|&op| !reads_ring(func, op, candidates));

@@ -80,7 +80,11 @@ impl Block<'_> {
                 let elements = elements.collect();
                 self.write_bulk(BulkWrite { thread: t as u32, kind: AccessKind::BulkAdd, elements }, global)?;
             }
-            _ if instruction.starts_with("cp.async.bulk.tensor.") && instruction.contains(".global.shared::cta.") => {
+            _ if instruction.contains(".async.bulk.tensor.") && instruction.contains(".global.shared::cta.") => {
+                let adds = instruction.starts_with("cp.reduce.");
+                if adds && !instruction.contains(".add.") {
+                    return Ok(false);
+                }
                 let rank = args.len().saturating_sub(2);
                 let map = self.tensor_map(arg(self, 0)?)?;
                 let at = self.box_coordinates(t, args, 1..1 + rank)?;
@@ -91,8 +95,11 @@ impl Block<'_> {
                 }
                 let inside = places.into_iter().zip(bytes.chunks(size));
                 let elements: Vec<_> = inside.filter_map(|(to, bytes)| Some((to?, bytes.to_vec()))).collect();
-                self.threads[t].bulk_writes.stores.extend(elements.iter().map(|(to, bytes)| (*to, bytes.len())));
-                self.write_bulk(BulkWrite { thread: t as u32, kind: AccessKind::BulkStore, elements }, global)?;
+                let kind = if adds { AccessKind::BulkAdd } else { AccessKind::BulkStore };
+                if !adds {
+                    self.threads[t].bulk_writes.stores.extend(elements.iter().map(|(to, bytes)| (*to, bytes.len())));
+                }
+                self.write_bulk(BulkWrite { thread: t as u32, kind, elements }, global)?;
             }
             "cp.async.bulk.commit_group" => {
                 let writes = &mut self.threads[t].bulk_writes;

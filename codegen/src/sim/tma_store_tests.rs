@@ -10,7 +10,7 @@ use crate::text::parse;
 /// two tiles, and the first and the last tile lie partly outside of y.
 const STORE: &str = include_str!("programs/store_tiles.tile");
 const ROWS: usize = 150;
-const COLUMNS: usize = 32;
+const COLUMNS: usize = 128;
 
 fn x() -> Vec<u8> {
     (0..ROWS * COLUMNS).flat_map(|i| ((i % 97) as f32).to_le_bytes()).collect()
@@ -70,10 +70,12 @@ fn missing_synchronization_is_reported() {
     let module = module(STORE);
     for (removed, expected_error) in [
         ("cp.async.bulk.commit_group", "asynchronous read of it"),
-        ("cp.async.bulk.wait_group.read 0", "asynchronous read of it"),
-        ("cp.async.bulk.wait_group 0", "TMA store that it has not waited for"),
+        ("cp.async.bulk.wait_group.read 0", "exits before its bulk writes have read"),
+        ("cp.async.bulk.wait_group.read 1", "asynchronous read of it"),
+        ("cp.async.bulk.wait_group 0", "asynchronous read of it"),
         ("fence.proxy.async.shared_cta()", "without a proxy fence"),
-        ("bar.sync", "race"),
+        ("bar.warp.sync(", "race"),
+        ("bar.sync", "asynchronous read of it"),
     ] {
         let lines: Vec<&str> = module.llvm_ir.lines().collect();
         let found = lines.iter().position(|line| line.contains(removed) && line.contains("call"));
@@ -84,10 +86,31 @@ fn missing_synchronization_is_reported() {
     }
 }
 
+/// Without a wait for what the previous iteration stored, its values may replace those of this one.
+#[test]
+fn stores_of_two_iterations_in_any_order_are_reported() {
+    let module = module(STORE);
+    let broken = module.llvm_ir.replace("cp.async.bulk.wait_group 0", "cp.async.bulk.wait_group.read 0");
+    assert_ne!(broken, module.llvm_ir);
+    let errors: Vec<String> = (0..4).filter_map(|seed| simulate(&broken, &module, seed).err()).collect();
+    assert!(errors.iter().any(|e| e.contains("TMA store that it has not waited for")), "{errors:?}");
+}
+
+/// An addition needs no order, but a store after it does.
+#[test]
+fn stores_after_additions_are_ordered() {
+    let added = "    %u = make_view %z, %extent, %columns, %columns, %unit, %offset, %none {order = [1, 0]} : view<64x128xf32>\n    \
+                 tma_store %u, %sum {boundary = [0], op = add}\n    tma_store %w";
+    let text = STORE.replace("%rows: i32)", "%z: ptr<f32> {divisible_by = 16}, %rows: i32)");
+    let module = module(&text.replace("    tma_store %w", added));
+    let waits = |text: &str| module.llvm_ir.matches(text).count();
+    assert_eq!((waits("cp.reduce.async"), waits("cp.async.bulk.wait_group 0")), (4, 1));
+}
+
 /// The memory is written as late as the end of the kernel.
 #[test]
 fn reading_what_a_store_writes_is_a_race() {
-    let read = "    %old = load_view %w {boundary = [0], padding = zero, eviction = normal} : tensor<64x32xf32, #l0>\n    yield";
+    let read = "    %old = load_view %w {boundary = [0], padding = zero, eviction = normal} : tensor<64x128xf32, #l0>\n    yield";
     let text = STORE.replace("    yield", read);
     let module = module(&text);
     let errors: Vec<String> = (0..4).filter_map(|seed| simulate(&module.llvm_ir, &module, seed).err()).collect();

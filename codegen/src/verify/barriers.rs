@@ -79,14 +79,6 @@ pub(super) fn tma_load(cx: &OpCx, boundary: &[usize]) -> Check {
     predicate(cx, 4)
 }
 
-pub(super) fn tma_store(cx: &OpCx, boundary: &[usize]) -> Check {
-    let (block, elem) = memory::view(cx)?;
-    memory::boundary_of(cx, boundary, block.len())?;
-    require(buffer(cx, 1)? == (block, elem), Rule::OperandTypes, || {
-        format!("the buffer should have the view's block and element, found {} and {}", cx.operand(0), cx.operand(1))
-    })
-}
-
 pub(super) fn warp_specialize(
     cx: &OpCx,
     warps: u32,

@@ -79,6 +79,13 @@ pub(super) fn atomic_view(cx: &OpCx, op: AtomicOp, boundary: &[usize]) -> Check 
     atomic(op, view(cx)?.1)
 }
 
+pub(super) fn tma_store(cx: &OpCx, boundary: &[usize], op: Option<AtomicOp>) -> Check {
+    store_view(cx, boundary)?;
+    let elem = view(cx)?.1;
+    let fine = op.is_none() || (op, elem) == (Some(AtomicOp::Add), DType::F32);
+    require(fine, Rule::OperandTypes, || format!("TMA adds f32, found {} of {elem}", op.map_or("", AtomicOp::name)))
+}
+
 /// Requires an element type that an atomic supports, by an instruction of the target or by a compare-and-swap loop.
 fn atomic(op: AtomicOp, elem: DType) -> Check {
     let wide = elem.bits() >= 16;

@@ -262,7 +262,8 @@ fn op_types(cx: &OpCx) -> Check {
         Op::MakeView { order } => memory::make_view(cx, order),
         Op::Advance => memory::advance(cx),
         Op::LoadView { boundary, padding, eviction: _ } => memory::load_view(cx, boundary, *padding),
-        Op::StoreView { boundary, eviction: _ } => memory::store_view(cx, boundary),
+        Op::StoreView { boundary, .. } => memory::store_view(cx, boundary),
+        Op::TmaStore { boundary, op } => memory::tma_store(cx, boundary, *op),
         Op::AtomicView { op, boundary } => memory::atomic_view(cx, *op, boundary),
         Op::PtrAdd => memory::ptr_add(cx),
         Op::Load { eviction: _ } => memory::load(cx),
@@ -309,7 +310,6 @@ fn op_types(cx: &OpCx) -> Check {
         Op::AsyncArrive { threads } => barriers::arrive(cx, "threads", *threads),
         Op::MbarrierWait => barriers::wait(cx),
         Op::TmaLoad { boundary } => barriers::tma_load(cx, boundary),
-        Op::TmaStore { boundary } => barriers::tma_store(cx, boundary),
         Op::WarpSpecialize { warps, producers, registers, replicas } => {
             barriers::warp_specialize(cx, *warps, *producers, registers, *replicas)
         }

@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops), [`control`] (control flow),
 //! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_reduce`], [`shared`], [`tma`] (mbarriers, TMA, warp
-//! specialization), [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`joined`] (dots that share an instruction), [`plan`] (shared memory and barriers),
+//! specialization), [`tma_store`], [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`joined`] (dots that share an instruction), [`plan`] (shared memory and barriers),
 //! [`thread_dependencies`] (dependencies between threads through global memory).
 
 mod atomic;
@@ -28,6 +28,7 @@ mod tests;
 mod thread_dependencies;
 mod threads;
 mod tma;
+mod tma_store;
 mod wgmma;
 
 use self::emit::{Emitter, Val};
@@ -378,9 +379,6 @@ impl<'f> Lowering<'f> {
             self.e.set_loc(&self.loc);
             if self.plan.fence_before(id) {
                 self.fence_async_shared();
-            }
-            if self.plan.store_wait_before(id) {
-                self.wait_for_bulk_reads();
             }
             if self.plan.barrier_before(id) {
                 self.barrier();

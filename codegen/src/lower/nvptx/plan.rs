@@ -11,8 +11,8 @@
 //! Global memory is tracked too, where one thread may read what another writes
 //! ([`thread_dependencies`](super::thread_dependencies)).
 //!
-//! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. The plan only
-//! orders a ring after previous uses of its memory, with a proxy fence where these were ordinary stores and TMA fills
+//! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. The plan orders
+//! a ring that a producer fills before later uses of its memory by consumers, and any ring after previous uses, with a proxy fence where these were ordinary stores and TMA fills
 //! the ring. A ring that threads store to is a buffer; where a loop uses its two slots in turn
 //! ([`alternation`](crate::analysis::buffers::alternation)), the first one stands for the slot of the current iteration,
 //! and at the end of an iteration the accesses of both change places.
@@ -21,7 +21,7 @@ use super::bulk_reduce::BulkReduce;
 use super::joined::{JoinedDots, slot_bytes};
 use super::thread_dependencies::ThreadDependencies;
 use crate::analysis::buffers::{alternation, buffer_of, users};
-use crate::analysis::scratch;
+use crate::analysis::{scratch, warp_box};
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
@@ -40,7 +40,7 @@ pub enum Contents {
     Mbarriers,
     /// Elements in transit between warps, during one op.
     Scratch,
-    /// The operands of bulk async reductions.
+    /// The operands of bulk async reductions and of TMA stores.
     BulkReduction,
 }
 
@@ -70,8 +70,6 @@ pub struct SharedPlan {
     scratch: HashMap<OpId, u32>,
     barriers: HashSet<OpId>,
     fences: HashSet<OpId>,
-    /// Ops before whose barrier each thread waits until its TMA stores have read their buffers.
-    store_waits: HashSet<OpId>,
     has_tma_stores: bool,
     pub dependencies: Rc<ThreadDependencies>,
     /// Atomic adds performed by bulk async reductions.
@@ -79,6 +77,8 @@ pub struct SharedPlan {
     /// Rings that threads store to, with the loop that uses their two slots in turn.
     stored: Rc<HashMap<OpId, Option<OpId>>>,
     pub joined: Rc<JoinedDots>,
+    /// Rings of a producer whose memory consumers may use after they have read the last buffer.
+    reused: HashSet<OpId>,
     /// Whether an op accesses shared memory through the async proxy (`wgmma`, TMA). Only then do ordinary stores
     /// require proxy fences, which architectures before Hopper lack.
     async_proxy: bool,
@@ -158,8 +158,6 @@ struct Pending {
     /// For each `wgmma` in flight, from the oldest on, the operands that it reads, across barriers, until a wait
     /// completes it.
     in_flight: VecDeque<BTreeSet<Range>>,
-    /// Buffers that TMA stores may still read, across barriers, until the thread that started them has waited.
-    storing: HashSet<Range>,
     /// Accesses of global memory.
     global: HashSet<OpId>,
     /// Whether TMA may still read the operand of a bulk async reduction. Threads wait for it before they synchronize.
@@ -180,7 +178,6 @@ impl Pending {
         self.reads.extend(&other.reads);
         self.writes.extend(&other.writes);
         self.unfenced.extend(&other.unfenced);
-        self.storing.extend(&other.storing);
         self.global.extend(&other.global);
         self.bulk_reading |= other.bulk_reading;
         // Waits count from the newest `wgmma` back.
@@ -206,7 +203,7 @@ impl Pending {
 
     /// Applies a function to all ranges.
     fn map(&mut self, f: impl Fn(Range) -> Range) {
-        for ranges in [&mut self.reads, &mut self.writes, &mut self.unfenced, &mut self.storing] {
+        for ranges in [&mut self.reads, &mut self.writes, &mut self.unfenced] {
             *ranges = ranges.iter().copied().map(&f).collect();
         }
         for ranges in &mut self.in_flight {
@@ -295,10 +292,6 @@ impl SharedPlan {
         self.barriers.contains(&id)
     }
 
-    pub fn store_wait_before(&self, id: OpId) -> bool {
-        self.store_waits.contains(&id)
-    }
-
     pub fn fence_before(&self, id: OpId) -> bool {
         self.fences.contains(&id)
     }
@@ -308,15 +301,20 @@ impl SharedPlan {
         let order = func.walk();
         let number: HashMap<OpId, usize> = order.iter().enumerate().map(|(i, &id)| (id, i)).collect();
         let spans = loop_spans(func, &number);
+        let producer = self.producer_of_reused(func, &number);
         for (i, &id) in order.iter().enumerate() {
             let data = func.op(id);
             if data.op == Op::LocalAlloc {
                 let ty = func.ty(data.results[0]);
                 let Type::Shared { elem, .. } = ty else { panic!("internal compiler error: an untyped buffer") };
-                let mut last = i;
-                for user in users(func, &order, data.results[0]) {
-                    last = last.max(number[&user]);
+                let mut uses: Vec<usize> = users(func, &order, data.results[0]).iter().map(|id| number[id]).collect();
+                let [by_producer, by_others]: [Vec<usize>; 2] =
+                    [true, false].map(|own| uses.iter().copied().filter(|n| producer.contains(n) == own).collect());
+                if data.operands.is_empty() && !by_producer.is_empty() && !by_others.is_empty() {
+                    uses = by_others;
+                    self.reused.insert(id);
                 }
+                let mut last = uses.into_iter().max().unwrap_or(i).max(i);
                 // Allocated before a loop and used in it: live until the end of the loop.
                 for &(first, end) in &spans {
                     if i < first && last >= first && last <= end {
@@ -360,8 +358,17 @@ impl SharedPlan {
                 allocations.push(Allocation { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, contents });
             }
         }
-        // Largest first, each at the lowest offset that is free during its live range.
-        allocations.sort_by_key(|n| (n.is_scratch(), std::cmp::Reverse(n.bytes), n.first));
+        // Warps wait for their own TMA stores only, so nothing else may use the buffers of these.
+        let stores: Vec<OpId> =
+            order.iter().copied().filter(|&id| matches!(func.op(id).op, Op::TmaStore { .. })).collect();
+        if let Some(&op) = stores.first() {
+            let (bytes, contents) = (warp_box::buffers(func).1, Contents::BulkReduction);
+            allocations.push(Allocation { op, bytes, align: BUFFER_ALIGN, first: 0, last: usize::MAX, contents });
+        }
+        // Each at the lowest offset that is free during its live range: first what lives as long as the kernel, which would
+        // divide the memory that others share, then the largest.
+        let is_permanent = |n: &Allocation| n.first == 0 && n.last == usize::MAX;
+        allocations.sort_by_key(|n| (!is_permanent(n), n.is_scratch(), std::cmp::Reverse(n.bytes), n.first));
         let replicas = super::replicas(func);
         let (of_replica, of_block): (Vec<Allocation>, Vec<Allocation>) =
             allocations.into_iter().partition(|a| replicas > 1 && func.block_of(a.op) != Some(func.body));
@@ -389,11 +396,27 @@ impl SharedPlan {
         };
         self.placed = placed.iter().map(place).collect();
         self.placed.sort_by_key(|placed| (placed.offset, placed.first));
-        for &(op, add) in &reductions {
-            if let Some(&at) = first_of(add).and_then(|first| self.scratch.get(&first)) {
+        let firsts = reductions.iter().map(|&(op, add)| (op, first_of(add)));
+        let firsts = firsts.chain(stores.iter().map(|&op| (op, stores.first().copied())));
+        for (op, first) in firsts {
+            if let Some(&at) = first.and_then(|first| self.scratch.get(&first)) {
                 self.scratch.insert(op, at);
             }
         }
+    }
+
+    /// The numbers of the ops of a producer that uses no shared memory but the rings that it fills: consumers have waited
+    /// for all copies when they have read their last buffer, so they may then store something else there. Not if
+    /// consumers of other programs may still read.
+    fn producer_of_reused(&self, func: &Func, number: &HashMap<OpId, usize>) -> std::ops::Range<usize> {
+        let specialize = number.keys().find(|&&id| matches!(func.op(id).op, Op::WarpSpecialize { .. }));
+        let Some(&id) = specialize.filter(|_| super::replicas(func) == 1) else { return 0..0 };
+        let ops = func.walk_from(func.op(id).regions[1]);
+        let takes_memory = |&id: &OpId| func.op(id).op == Op::LocalAlloc || scratch::bytes(func, id) > 0;
+        if ops.iter().any(takes_memory) {
+            return 0..0;
+        }
+        ops.first().map_or(0, |id| number[id])..ops.last().map_or(0, |id| number[id] + 1)
     }
 
     /// Makes one allocation, of the first, of rings whose slots follow each other.
@@ -444,8 +467,7 @@ impl SharedPlan {
         alone.visit_to_fixpoint(func, id, &mut Pending::default());
         let mut open = pending.clone();
         with.visit_to_fixpoint(func, id, &mut open);
-        let synchronization =
-            |plan: &SharedPlan| (plan.barriers.clone(), plan.fences.clone(), plan.store_waits.clone());
+        let synchronization = |plan: &SharedPlan| (plan.barriers.clone(), plan.fences.clone());
         if synchronization(&with) == synchronization(&alone) {
             *self = with;
             *pending = open;
@@ -453,9 +475,6 @@ impl SharedPlan {
         }
         if !pending.unfenced.is_empty() {
             self.fences.insert(id);
-        }
-        if !pending.storing.is_empty() {
-            self.store_waits.insert(id);
         }
         self.barriers.insert(id);
         *pending = Pending { in_flight: std::mem::take(&mut pending.in_flight), ..Pending::default() };
@@ -493,7 +512,7 @@ impl SharedPlan {
             pending.complete(left as usize);
             return;
         }
-        if let Some(BulkReduce::Parts { .. }) = self.bulk_reduction(id) {
+        if matches!(self.bulk_reduction(id), Some(BulkReduce::Parts { .. })) || matches!(data.op, Op::TmaStore { .. }) {
             // Nothing else uses this memory, and each warp orders its own accesses.
             return;
         }
@@ -520,8 +539,7 @@ impl SharedPlan {
                 self.fences.insert(id);
                 pending.unfenced.clear();
             }
-            let stored = self.wait_for_stores(id, &[ring], pending);
-            if stored || unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
+            if unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
                 self.barriers.insert(id);
                 pending.clear_synchronized();
             }
@@ -536,7 +554,7 @@ impl SharedPlan {
         match &data.op {
             Op::LocalAlloc if !data.operands.is_empty() => writes.extend(self.range(func, data.results[0])),
             Op::LocalStore => writes.extend(self.range(func, data.operands[0])),
-            Op::LocalLoad | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } | Op::TmaStore { .. } => {
+            Op::LocalLoad | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } => {
                 reads.extend(data.operands.iter().filter_map(|&v| self.range(func, v)));
             }
             _ => {}
@@ -544,13 +562,11 @@ impl SharedPlan {
         let scratch = self.scratch.get(&id).map(|&start| Range { start, end: start + scratch::bytes(func, id) });
         writes.extend(scratch);
         let by_wgmma = matches!(data.op, Op::Wgmma { .. });
-        let stores = matches!(data.op, Op::TmaStore { .. });
-        let by_async_proxy = by_wgmma || stores;
-        let unfenced = by_async_proxy && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
+        let unfenced = by_wgmma && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
         let clash = reads.iter().any(|r| pending.writes.iter().any(|w| w.overlaps(*r)))
             || writes.iter().any(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(*w)))
             || pending.global.iter().any(|&first| self.dependencies.need_barrier(first, id));
-        if self.wait_for_stores(id, &writes, pending) || clash || unfenced {
+        if clash || unfenced {
             self.barriers.insert(id);
             pending.clear_synchronized();
         }
@@ -570,9 +586,6 @@ impl SharedPlan {
         if by_wgmma {
             pending.issue(&reads);
         }
-        if stores {
-            pending.storing.extend(&reads);
-        }
         if self.dependencies.tracks(id) {
             pending.global.insert(id);
         }
@@ -583,25 +596,15 @@ impl SharedPlan {
         pending.writes.extend(writes);
     }
 
-    /// Makes an op that writes these ranges wait for the TMA stores that may still read one of them. Returns whether it
-    /// needs a barrier after the wait.
-    fn wait_for_stores(&mut self, id: OpId, writes: &[Range], pending: &mut Pending) -> bool {
-        let waits = writes.iter().any(|w| pending.storing.iter().any(|s| s.overlaps(*w)));
-        if waits {
-            self.store_waits.insert(id);
-            pending.storing.clear();
-        }
-        waits
-    }
-
-    /// The byte range of the buffer that contains a value; `None` for rings that copies fill, and for other values.
+    /// The byte range of the buffer that contains a value; `None` for rings whose memory only copies fill, and for other
+    /// values.
     fn range(&self, func: &Func, v: Value) -> Option<Range> {
         let Type::Shared { .. } = func.ty(v) else { return None };
         let id = buffer_of(func, v)?;
         match self.stored.get(&id) {
             Some(Some(_)) => self.bytes_of(func, v).map(|ring| ring.halves()[0]),
             Some(None) => self.bytes_of(func, v),
-            None if func.op(id).operands.is_empty() => None,
+            None if func.op(id).operands.is_empty() && !self.reused.contains(&id) => None,
             None => self.bytes_of(func, v),
         }
     }

@@ -169,7 +169,14 @@ impl Lowering<'_> {
         self.store_tile(&layout, &memory, base, elem, &regs);
     }
 
-    fn store_tile(&mut self, layout: &LinearLayout, memory: &LinearLayout, base: Val, elem: DType, regs: &[Val]) {
+    pub(super) fn store_tile(
+        &mut self,
+        layout: &LinearLayout,
+        memory: &LinearLayout,
+        base: Val,
+        elem: DType,
+        regs: &[Val],
+    ) {
         if !self.store_matrices(layout, memory, &base, elem, regs) {
             let mut access = self.shared_access(layout, memory, base, elem);
             self.store_by_owners(layout, &mut access, regs);

@@ -3,7 +3,6 @@
 use super::emit::Val;
 use super::{Lowering, Result};
 use crate::analysis::tensor_map::{self, BoxCopy};
-use crate::ir::nested::is_in_loop;
 use crate::ir::{Elem, Op, OpId, Type, Value};
 use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 
@@ -11,12 +10,12 @@ use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 pub(super) const MBARRIER_BYTES: u32 = 8;
 
 /// TMA copies between a block of global memory and a shared buffer.
-struct TmaCopies {
+pub(super) struct TmaCopies {
     map: Val,
     /// The coordinates of the block in i32, by dimension of the map.
-    at: Vec<Val>,
+    pub at: Vec<Val>,
     /// The byte offset of the buffer.
-    buffer: Val,
+    pub buffer: Val,
     boxes: Vec<BoxCopy>,
 }
 
@@ -26,6 +25,17 @@ impl TmaCopies {
     fn coordinates(&self, map: &str, first: usize) -> (usize, String) {
         let list: Vec<String> = (first..first + self.at.len()).map(|i| format!("${i}")).collect();
         (self.at.len(), format!("[{map}, {{{}}}]", list.join(",")))
+    }
+
+    pub fn rank(&self) -> usize {
+        self.at.len()
+    }
+
+    /// The instruction of a copy to global memory, or of an addition to it.
+    pub fn store_text(&self, adds: bool) -> String {
+        let (rank, at) = self.coordinates("$0", 1);
+        let [name, op] = if adds { ["cp.reduce", ".add"] } else { ["cp", ""] };
+        format!("{name}.async.bulk.tensor.{rank}d.global.shared::cta{op}.tile.bulk_group {at}, [${}];", 1 + rank)
     }
 }
 
@@ -171,31 +181,14 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// One thread starts the copies. Before the buffer is overwritten, it waits until they have read it.
-    pub(super) fn tma_store(&mut self, id: OpId) -> Result<()> {
-        let data = self.func.op(id);
-        let Op::TmaStore { boundary } = &data.op else { panic!("internal compiler error: not a TMA store") };
-        let copies = self.tma_copies(data.operands[0], data.operands[1], boundary)?;
-        let (rank, at) = copies.coordinates("$0", 1);
-        let text = format!("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group {at}, [${}];", 1 + rank);
-        let constraints = format!("l,{},r,~{{memory}}", vec!["r"; rank].join(","));
-        let repeats = self.func.block_of(id).is_some_and(|block| is_in_loop(self.func, block));
-        let leader = self.leader();
-        self.when(Some(leader), |this| {
-            if repeats {
-                // The previous iteration may have stored to the same elements: the later value remains.
-                this.bulk_group("wait_group 0");
-            }
-            for copy in &copies.boxes {
-                let (buffer, coordinates) = this.tma_box(&copies, copy);
-                this.e.void(format!(
-                    "call void asm sideeffect \"{text}\", \"{constraints}\"(ptr {}, {coordinates}, {buffer}) #1",
-                    copies.map
-                ));
-            }
-            this.bulk_group("commit_group");
-        });
-        Ok(())
+    /// Starts one copy to global memory.
+    pub(super) fn issue_store(&mut self, copies: &TmaCopies, text: &str, copy: &BoxCopy) {
+        let constraints = format!("l,{},r,~{{memory}}", vec!["r"; copies.rank()].join(","));
+        let (buffer, coordinates) = self.tma_box(copies, copy);
+        self.e.void(format!(
+            "call void asm sideeffect \"{text}\", \"{constraints}\"(ptr {}, {coordinates}, {buffer}) #1",
+            copies.map
+        ));
     }
 
     /// Emits `cp.async.bulk.commit_group` or a wait for such groups.
@@ -210,6 +203,12 @@ impl Lowering<'_> {
             let view = self.func.ty(view);
             return self.unsupported(format!("TMA cannot copy a block of `{view}`: no tensor map describes it"), None);
         };
+        let buffer = self.scalar(buffer);
+        Ok(TmaCopies { buffer, ..self.planned_copies(plan) })
+    }
+
+    /// The copies of a plan, for a buffer at 0.
+    pub(super) fn planned_copies(&mut self, plan: tensor_map::TmaPlan) -> TmaCopies {
         let map = self.tensor_map(TensorMapDesc {
             arg: 0,
             base: plan.base,
@@ -220,7 +219,7 @@ impl Lowering<'_> {
             swizzle_bytes: plan.swizzle_bytes,
         });
         let at = plan.coordinates.iter().zip(&plan.checked).map(|(&v, &checked)| self.coordinate(v, checked)).collect();
-        Ok(TmaCopies { map, at, buffer: self.scalar(buffer), boxes: plan.copies })
+        TmaCopies { map, at, buffer: "0".into(), boxes: plan.copies }
     }
 
     /// The arguments of one copy: the pointer to its part of the buffer, and its coordinates.

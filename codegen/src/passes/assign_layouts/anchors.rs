@@ -60,6 +60,7 @@ impl<'f> Assignments<'f> {
         let assignments = vec![None; func.num_values()];
         let mut assignments = Assignments { func, axis, arch, num_warps, options, assignments, uses, reached };
         assignments.block(func.body);
+        assignments.load_in_place();
         assignments
     }
 
@@ -148,7 +149,7 @@ impl<'f> Assignments<'f> {
         self.assignments[v.0 as usize] = assignment;
     }
 
-    fn set_layout(&mut self, v: Value, layout: LinearLayout, priority: Priority) {
+    pub(super) fn set_layout(&mut self, v: Value, layout: LinearLayout, priority: Priority) {
         self.set(v, Some(Assignment { layout: Rc::new(layout), priority }));
     }
 
@@ -482,7 +483,7 @@ impl Reached {
 }
 
 /// Whether each element of the result depends only on the same element of the operands.
-fn is_elementwise(op: &Op) -> bool {
+pub(super) fn is_elementwise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd)
 }
 

@@ -9,6 +9,7 @@
 //! Keeps: results, the order of effects, names.
 //! Does not: pipeline loads or place barriers.
 
+mod access;
 mod anchors;
 mod dot;
 mod k_major;

@@ -287,7 +287,8 @@ impl Rewrite<'_, '_> {
             }
             Op::StoreView { .. } | Op::AtomicView { .. } => {
                 let view = self.scalar_or_view(data.operands[0]);
-                let layout = self.store_layout(id, data.operands[1]);
+                let layout = self.assignments.store_layout(id);
+                let layout = self.intern(&layout);
                 let tile = self.get(data.operands[1], layout);
                 self.emit(data.op.clone(), vec![view, tile], Vec::new(), Vec::new());
             }
@@ -357,32 +358,6 @@ impl Rewrite<'_, '_> {
         let types = data.results.iter().map(|&v| self.old.ty(v).clone()).collect();
         let new = self.emit(data.op.clone(), operands, types, Vec::new());
         self.define_results(id, new);
-    }
-
-    /// The layout from which to store a tile: the tile's assigned layout if each thread then writes at least 16
-    /// consecutive bytes (8 for atomics, where a group of lanes fills a sector) or as many as in the coalesced layout,
-    /// or if the tile has one dimension and at most 4 elements per thread; else the coalesced layout.
-    fn store_layout(&mut self, id: OpId, tile: Value) -> LayoutId {
-        let memory = self.assignments.memory_layout(id).expect("internal compiler error: a store without a layout");
-        let layout = match self.assignments.assignment(tile) {
-            Some(assignment) => {
-                let bytes = self.old.ty(tile).elem().map_or(8, Elem::bits) / 8;
-                let inner =
-                    crate::analysis::access_layout::view_operands(self.old, self.old.op(id).operands[0]).order[0];
-                let enough = if let Op::AtomicView { .. } = self.old.op(id).op { 8 } else { 16 };
-                let run = |l: &LinearLayout| l.contiguous_run(inner) * bytes;
-                let small = self.old.ty(tile).numel() <= 32 * 32 * self.assignments.num_warps as usize / 8;
-                if run(&assignment.layout) >= run(&memory).min(enough)
-                    || (small && self.old.ty(tile).shape().len() == 1)
-                {
-                    (*assignment.layout).clone()
-                } else {
-                    memory
-                }
-            }
-            None => memory,
-        };
-        self.intern(&layout)
     }
 
     fn for_loop(&mut self, id: OpId) {
