@@ -9,6 +9,7 @@
 
 use crate::activation::{Activation, activate};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
+use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, Constexpr};
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, KeyValue, Problem};
@@ -33,6 +34,9 @@ constexpr_enum! {
         None,
         /// The previous content of c.
         Itself,
+        /// The previous content of c, to which the L2 cache adds, in the type of c: the same, up to subnormal numbers, if
+        /// that is f32.
+        Atomic,
         /// Another matrix.
         Other,
     }
@@ -43,7 +47,7 @@ constexpr_enum! {
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
 /// column-major: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the
 /// dimension of c along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c
-/// if it is `Itself`. With `persistent`, the grid has at most `programs` blocks, each of `replicas` programs that take turns.
+/// if it is `Itself` or `Atomic`. With `persistent`, the grid has at most `programs` blocks, each of `replicas` programs that take turns.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
@@ -86,17 +90,17 @@ constexpr_enum! {
         Config(m_tile = 32, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
         Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
     ],
-    key = [a_col_major, b_col_major, precision, m, n, k, cut = cut(m, n, k)],
+    key = [a_col_major, b_col_major, precision, m, n, k, cut = cut(m, n, k, Memory::of(C::dtype(), addend, b_col_major))],
     default = default_config,
 )]
 #[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs, replicas))]
 #[alias(a_columns = a_col_major, b_columns = b_col_major)]
-pub fn matmul<T: Float>(
+pub fn matmul<T: Float, C: Float>(
     a: Tensor<T, (m, k)>,
     b: Tensor<T, (k, n)>,
     bias: In<T>,
-    other: In<T>,
-    c: TensorInOut<T, (m, n)>,
+    other: In<C>,
+    c: TensorInOut<C, (m, n)>,
     bias_stride: i64,
     other_stride_m: i64,
     other_stride_n: i64,
@@ -171,7 +175,11 @@ pub fn matmul<T: Float>(
             );
             acc = acc + load(other_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         }
-        store(c_block, acc.to::<T>(), boundary_check = [0, 1]);
+        if addend == Addend::Atomic {
+            atomic_add(c_block, acc.to::<C>(), boundary_check = [0, 1]);
+        } else {
+            store(c_block, acc.to::<C>(), boundary_check = [0, 1]);
+        }
     };
     if persistent {
         for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0), replicas = replicas) {
@@ -210,11 +218,11 @@ impl Default for Options {
 ///
 /// # Errors
 /// Shapes that do not match; tensors on another device; launch errors.
-pub fn multiply<T: FloatElement>(
+pub fn multiply<T: FloatElement, C: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
-    c: TensorMut<'_, T, 2>,
+    c: TensorMut<'_, C, 2>,
     options: Options,
 ) -> Result<()> {
     launch_matmul(device, a, b, None, AddendTensor::Nothing, c, options)
@@ -224,11 +232,11 @@ pub fn multiply<T: FloatElement>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub fn accumulate<T: FloatElement>(
+pub fn accumulate<T: FloatElement, C: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
-    c: TensorMut<'_, T, 2>,
+    c: TensorMut<'_, C, 2>,
     options: Options,
 ) -> Result<()> {
     launch_matmul(device, a, b, None, AddendTensor::Itself, c, options)
@@ -238,12 +246,12 @@ pub fn accumulate<T: FloatElement>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub fn multiply_add<T: FloatElement>(
+pub fn multiply_add<T: FloatElement, C: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
-    other: Tensor<'_, T, 2>,
-    c: TensorMut<'_, T, 2>,
+    other: Tensor<'_, C, 2>,
+    c: TensorMut<'_, C, 2>,
     options: Options,
 ) -> Result<()> {
     expect_shape("matmul", "other", other.shape(), c.shape())?;
@@ -254,12 +262,12 @@ pub fn multiply_add<T: FloatElement>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub fn multiply_add_bias<T: FloatElement>(
+pub fn multiply_add_bias<T: FloatElement, C: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
     bias: Tensor<'_, T, 1>,
-    c: TensorMut<'_, T, 2>,
+    c: TensorMut<'_, C, 2>,
     options: Options,
 ) -> Result<()> {
     expect_shape("matmul", "bias", bias.shape(), [b.shape()[1]])?;
@@ -267,19 +275,19 @@ pub fn multiply_add_bias<T: FloatElement>(
 }
 
 /// The matrix that is added after the activation, with its tensor.
-enum AddendTensor<'a, T: FloatElement> {
+enum AddendTensor<'a, C: FloatElement> {
     Nothing,
     Itself,
-    Other(Tensor<'a, T, 2>),
+    Other(Tensor<'a, C, 2>),
 }
 
-fn launch_matmul<'a, T: FloatElement>(
+fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
     device: &Device,
     a: Tensor<'a, T, 2>,
     b: Tensor<'a, T, 2>,
     bias: Option<(Tensor<'a, T, 1>, Bias)>,
-    addend_tensor: AddendTensor<'a, T>,
-    mut c: TensorMut<'_, T, 2>,
+    addend_tensor: AddendTensor<'a, C>,
+    mut c: TensorMut<'_, C, 2>,
     options: Options,
 ) -> Result<()> {
     if is_col_major(c.strides()) {
@@ -299,14 +307,14 @@ fn launch_matmul<'a, T: FloatElement>(
             options,
         );
     }
-    // Without a bias or an addend the kernel gets a pointer that it does not read.
+    // Without a bias or an addend the kernel does not read the pointer.
     let (bias, bias_stride, bias_along) = match bias {
         Some((bias, along)) => (bias.view(), bias.strides()[0], along),
-        None => (a.view(), 1, Bias::None),
+        None => (View::empty(device), 1, Bias::None),
     };
     let (addend, other, [other_stride_m, other_stride_n]) = match addend_tensor {
-        AddendTensor::Nothing => (Addend::None, a.view(), [0, 1]),
-        AddendTensor::Itself => (Addend::Itself, a.view(), [0, 1]),
+        AddendTensor::Nothing => (Addend::None, View::empty(device), [0, 1]),
+        AddendTensor::Itself => (addend_of_itself::<C>(device), View::empty(device), [0, 1]),
         AddendTensor::Other(other) => (Addend::Other, other.view(), other.strides()),
     };
     Matmul {
@@ -335,6 +343,13 @@ fn launch_matmul<'a, T: FloatElement>(
     .launch_tuned(device)
 }
 
+/// How c is added to: by the L2 cache where that gives the same sum (up to subnormal numbers), which takes no registers
+/// for its previous content.
+fn addend_of_itself<C: FloatElement>(device: &Device) -> Addend {
+    let is_gpu = matches!(device.target(), Target::Nvptx(_));
+    if is_gpu && C::dtype() == DType::F32 { Addend::Atomic } else { Addend::Itself }
+}
+
 /// The configuration where no tuning entry applies: large tiles read the operands less often; small matrices get tiles
 /// of their size.
 fn default_config(problem: &Problem) -> Config {
@@ -345,8 +360,12 @@ fn default_config(problem: &Problem) -> Config {
         (true, 2, _) if hopper => {
             let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
             // Code that is compiled ahead of time is for usual sizes.
-            let cut = problem.get("cut").unwrap_or_else(|| cut(size("m"), size("n"), size("k")));
-            return config_of_cut(problem, bytes, cut);
+            let usual = || {
+                let result = problem.dtypes.get(1).copied().unwrap_or(DType::F32);
+                let memory = Memory::of(result, Addend::None, problem.get("b_col_major").unwrap_or(false));
+                cut(size("m"), size("n"), size("k"), memory)
+            };
+            return config_of_cut(problem, bytes, problem.get("cut").unwrap_or_else(usual));
         }
         (true, 2, _) => TileChoice { m: 128, n: 128, k: 64, num_warps: 8, num_stages: 4 },
         // Scalar FMAs: each of them reads both operands from shared memory.
@@ -428,66 +447,95 @@ impl From<Cut> for KeyValue {
     }
 }
 
-/// A tile and its times in microseconds: of a step of 64 along k and, in addition to its steps, of a tile alone; the latter
-/// for persistent programs; step and tile for programs that take turns.
-type TileTimes = ([usize; 2], [f64; 2], Option<f64>, Option<[f64; 2]>);
+/// A tile and its times in microseconds, of a step of 64 along k, and of a tile in addition to its steps: of programs of one
+/// tile, of persistent programs, and of programs that take turns.
+type TileTimes = ([usize; 2], [f64; 2], Option<[f64; 2]>, Option<[f64; 2]>);
 
-/// Tiles for products with many rows. Least squares of relative errors over 35 products on an H100 and an H200, median times
-/// of `harness/records/2026-11-27-h100-matmul-turns.jsonl` and `…-h200-…`.
+/// Tiles for products with many rows. Robust least squares of relative errors over 152 products on an H100 and an H200, median
+/// times of `harness/records/2026-11-27-h100-matmul-forms.jsonl` and `…-h200-…`.
 const TILES: [TileTimes; 19] = [
-    ([64, 64], [0.138, 2.01], None, None),
-    ([64, 80], [0.160, 2.35], None, None),
-    ([64, 96], [0.174, 2.46], None, None),
-    ([64, 128], [0.189, 2.84], None, None),
-    ([64, 160], [0.237, 2.74], None, None),
-    ([64, 192], [0.272, 2.98], None, None),
-    ([128, 64], [0.206, 2.66], None, None),
-    ([128, 80], [0.244, 2.50], None, None),
-    ([128, 96], [0.261, 2.95], None, None),
-    ([128, 112], [0.295, 3.09], Some(1.96), None),
-    ([128, 128], [0.322, 3.45], Some(1.79), Some([0.346, 0.82])),
-    ([128, 144], [0.366, 3.40], Some(2.19), Some([0.410, 0.54])),
-    ([128, 160], [0.396, 3.66], Some(2.47), Some([0.428, 0.71])),
-    ([128, 176], [0.431, 3.67], Some(2.55), Some([0.460, 0.70])),
-    ([128, 192], [0.459, 4.07], Some(3.03), Some([0.493, 0.77])),
-    ([128, 208], [0.502, 4.01], Some(3.13), None),
-    ([128, 224], [0.541, 4.09], Some(3.20), None),
-    ([128, 240], [0.576, 4.18], Some(3.27), None),
-    ([128, 256], [0.619, 4.59], Some(3.98), None),
+    ([64, 64], [0.133, 2.34], None, None),
+    ([64, 80], [0.156, 3.36], None, None),
+    ([64, 96], [0.173, 3.30], None, None),
+    ([64, 128], [0.193, 2.92], None, None),
+    ([64, 160], [0.228, 3.17], None, None),
+    ([64, 192], [0.290, 2.57], None, None),
+    ([128, 64], [0.212, 2.81], None, None),
+    ([128, 80], [0.233, 3.16], None, None),
+    ([128, 96], [0.255, 3.48], None, None),
+    ([128, 112], [0.291, 4.03], Some([0.319, 1.27]), None),
+    ([128, 128], [0.326, 3.35], Some([0.339, 0.81]), Some([0.338, 0.29])),
+    ([128, 144], [0.384, 4.25], Some([0.388, 1.73]), Some([0.391, 0.28])),
+    ([128, 160], [0.410, 4.41], Some([0.424, 1.27]), Some([0.423, 0.39])),
+    ([128, 176], [0.443, 4.41], Some([0.464, 1.39]), Some([0.457, 0.45])),
+    ([128, 192], [0.471, 3.82], Some([0.487, 1.29]), Some([0.488, 0.50])),
+    ([128, 208], [0.519, 4.92], Some([0.529, 1.73]), None),
+    ([128, 224], [0.567, 4.84], Some([0.574, 1.64]), None),
+    ([128, 240], [0.594, 5.00], Some([0.612, 1.69]), None),
+    ([128, 256], [0.622, 4.75], Some([0.645, 1.63]), None),
 ];
 
-/// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model. An SM computes its tiles one after the
-/// other, at a cost for each that does not depend on k (filling the pipeline, storing), a part of which persistent programs
-/// hide, and programs that take turns most of it.
-pub(crate) fn cut(m: usize, n: usize, k: usize) -> Cut {
-    cut_among(m, n, k, |_| true)
+/// What the cut of a product depends on in addition to its sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// Bytes per element of c that are written, and read where a matrix is added.
+    pub bytes: usize,
+    /// Whether threads read a matrix to add, into registers beside the sums.
+    pub reads: bool,
+    /// Whether rows of b are contiguous. A buffer of 128-byte rows then has 64 columns, and a `wgmma` reads whole ones.
+    pub b_rows: bool,
 }
 
-/// As [`cut`], of those that `fits` accepts, as for sums that take more registers.
-pub(crate) fn cut_among(m: usize, n: usize, k: usize, fits: impl Fn(Cut) -> bool) -> Cut {
+impl Memory {
+    fn of(result: DType, addend: Addend, b_col_major: bool) -> Memory {
+        let accesses = if addend == Addend::None { 1 } else { 2 };
+        let reads = matches!(addend, Addend::Itself | Addend::Other);
+        Memory { bytes: accesses * result.bytes(), reads, b_rows: !b_col_major }
+    }
+
+    fn fits(self, Cut { tile: [_, columns], programs }: Cut) -> bool {
+        /// Of those that take turns, with as many registers of sums per thread.
+        const MOST_COLUMNS_WITH_READS: usize = 128;
+        let registers_suffice = !self.reads || programs != Programs::Turns || columns <= MOST_COLUMNS_WITH_READS;
+        registers_suffice && (!self.b_rows || columns.is_multiple_of(64))
+    }
+}
+
+/// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model. An SM computes its tiles one after the
+/// other, at a cost for each that does not depend on k (filling the pipeline, storing), most of which persistent programs
+/// and programs that take turns hide.
+pub(crate) fn cut(m: usize, n: usize, k: usize, memory: Memory) -> Cut {
+    cut_among(m, n, k, memory.bytes, |cut| memory.fits(cut))
+}
+
+/// As [`cut`], of those that `fits` accepts, as for sums that take more registers, and for results of which an element
+/// takes this number of bytes.
+pub(crate) fn cut_among(m: usize, n: usize, k: usize, bytes: usize, fits: impl Fn(Cut) -> bool) -> Cut {
     /// SMs of an H100 or H200.
     const SMS: usize = 132;
     /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
     const LEAST_GAIN: f64 = 1.01;
-    /// Microseconds before the first turn and after the last.
+    /// Microseconds before the first of several tiles of an SM and after the last.
     const ENDS: f64 = 3.0;
-    /// Bytes of an SM's share of the 3.35 TB/s of an H100's memory, which bounds turns of few steps.
-    const STORED_PER_MICROSECOND: f64 = 25_000.0;
+    /// Bytes per microsecond of results that are wider than those of two bytes, as fitted: an SM's share of the 3.35 TB/s of
+    /// an H100's memory is 25 000.
+    const STORED: f64 = 28_000.0;
     if m <= 64 {
         return cut_of_few_rows(m, n);
     }
     let steps = k as f64 / 64.0;
-    let times = TILES.iter().flat_map(|&(tile, [step, alone], persistent, turns)| {
+    let times = TILES.iter().flat_map(|&(tile, alone, persistent, turns)| {
         let rounds = m.div_ceil(tile[0]).saturating_mul(n.div_ceil(tile[1])).div_ceil(SMS) as f64;
-        let of_alone = rounds * (steps * step + alone);
-        let of_persistent = persistent
-            .map(|each| rounds * (steps * step + each) + alone - each)
-            .filter(|time| of_alone > LEAST_GAIN * time);
-        let stored = (2 * tile[0] * tile[1]) as f64 / STORED_PER_MICROSECOND;
-        let of_turns =
-            turns.filter(|_| rounds > 1.0).map(|[step, each]| rounds * (steps * step + each).max(stored) + ENDS);
-        let all =
-            [(Some(of_alone), Programs::OfOneTile), (of_persistent, Programs::Persistent), (of_turns, Programs::Turns)];
+        let stored = |bytes: usize| (bytes * tile[0] * tile[1]) as f64 / STORED;
+        let round = |[step, each]: [f64; 2]| (steps * step + each + stored(bytes.saturating_sub(2))).max(stored(bytes));
+        let of_several = |times: Option<[f64; 2]>| times.filter(|_| rounds > 1.0).map(|of| rounds * round(of) + ENDS);
+        let of_alone = rounds * round(alone);
+        let of_persistent = of_several(persistent).filter(|time| of_alone > LEAST_GAIN * time);
+        let all = [
+            (Some(of_alone), Programs::OfOneTile),
+            (of_persistent, Programs::Persistent),
+            (of_several(turns), Programs::Turns),
+        ];
         all.into_iter().filter_map(move |(time, programs)| Some((time?, Cut { tile, programs })))
     });
     let fitting = times.filter(|&(_, cut)| fits(cut));
@@ -569,7 +617,7 @@ mod tests {
     use super::*;
 
     fn text([m, n, k]: [usize; 3]) -> String {
-        cut(m, n, k).to_const().to_string()
+        cut(m, n, k, Memory::of(DType::BF16, Addend::None, true)).to_const().to_string()
     }
 
     #[test]
@@ -593,7 +641,20 @@ mod tests {
         assert_eq!(text([2048, 2048, 2048]), "128x256");
         // Two rounds of 128 tiles with few steps, and of 128 with more.
         assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160t", "128x208p"]);
-        assert_eq!(text([usize::MAX, usize::MAX, 1]), "128x128t");
+        assert_eq!(text([usize::MAX, usize::MAX, 1]), "128x128p");
+    }
+
+    #[test]
+    fn rows_of_b_and_wide_results_change_the_cut() {
+        let text = |[m, n, k]: [usize; 3], memory| cut(m, n, k, memory).to_const().to_string();
+        let rows = Memory::of(DType::BF16, Addend::None, false);
+        assert_eq!([[512, 1280, 5120], [4096, 2560, 2560]].map(|size| text(size, rows)), ["64x128", "128x128t"]);
+        // Gradients of weights in f32. Threads that add a matrix hold it beside the sums.
+        let [stored, added, read] =
+            [Addend::None, Addend::Atomic, Addend::Other].map(|addend| Memory::of(DType::F32, addend, true));
+        assert_eq!([stored.bytes, added.bytes, read.bytes], [4, 8, 8]);
+        let turns = |tile| Cut { tile, programs: Programs::Turns };
+        assert!(added.fits(turns([128, 192])) && !read.fits(turns([128, 192])) && read.fits(turns([128, 128])));
     }
 
     #[test]

@@ -236,7 +236,7 @@ fn keep(problem: &Problem, config: &Config) -> bool {
 /// The cut for operands of one byte: a step of 128 takes as long as one of 64 of 16-bit types. With two sets of accumulators,
 /// of a step and of all, wide tiles and turns have no space in registers; with one, scales take those of the widest turns.
 fn cut_of_bytes(m: usize, n: usize, k: usize, fast_accumulation: bool) -> Cut {
-    cut_among(m, n, k / 2, |Cut { tile: [_, columns], programs }| match programs {
+    cut_among(m, n, k / 2, 2, |Cut { tile: [_, columns], programs }| match programs {
         Programs::Turns => fast_accumulation && columns <= 176,
         _ => fast_accumulation || columns <= 160,
     })

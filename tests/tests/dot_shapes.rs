@@ -32,13 +32,13 @@ fn compile_with_every_addend(arch: GpuArch, dtype: DType, precision: Precision, 
     let mut parts: Vec<KeyPart> = ["m", "n", "k"].map(|name| part(name, ConstValue::Int(size))).into();
     parts.push(part("precision", precision.to_const()));
     let config =
-        MATMUL_AUTOTUNE.default_config(&Problem { target: target.clone(), def: &MATMUL, dtypes: &[dtype], parts });
+        MATMUL_AUTOTUNE.default_config(&Problem { target: target.clone(), def: &MATMUL, dtypes: &[dtype; 2], parts });
     for addend in [Addend::None, Addend::Itself, Addend::Other] {
         for specialization in [well_aligned(&MATMUL), Specialization::default()] {
             let mut constants = config.constants.clone();
             constants.extend([("precision", precision.to_const()), ("addend", addend.to_const())]);
             let options = compile_options(&config);
-            let func = MATMUL.record(&[dtype], &constants, &specialization).unwrap_or_else(|e| panic!("{e}"));
+            let func = MATMUL.record(&[dtype; 2], &constants, &specialization).unwrap_or_else(|e| panic!("{e}"));
             let compiled = pipeline::compile(&func, &target, &options, &mut ());
             let what = || format!("{arch:?} {dtype} {precision:?} {size} {addend:?} {config}");
             assert!(compiled.is_ok(), "{}: {}", what(), compiled.err().unwrap());

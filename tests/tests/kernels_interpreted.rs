@@ -232,6 +232,8 @@ fn rms_norm_gradients_match() {
 
 struct MatmulCase {
     dtype: DType,
+    /// Of c, if it is not that of a and b.
+    result: Option<DType>,
     shape: [usize; 3],
     /// Whether a and b are column-major.
     col_major: [bool; 2],
@@ -256,6 +258,7 @@ fn check_matmul(case: &MatmulCase) {
 fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
     let MatmulCase {
         dtype,
+        result,
         shape: [m, n, k],
         col_major,
         activation,
@@ -267,6 +270,7 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         persistent,
         replicas,
     } = *case;
+    let result = result.unwrap_or(dtype);
     let mut random = Random::new(7);
     // A column-major operand is a transposed row-major one.
     let strides = |shape: [usize; 2], col_major: bool| {
@@ -285,14 +289,14 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
             Bias::Rows => numbers.values()[at / n],
         };
     }
-    let other = HostTensor::random(dtype, &[m, n], &[n + gap, 1], &mut random);
+    let other = HostTensor::random(result, &[m, n], &[n + gap, 1], &mut random);
     let before = match addend {
-        Addend::Itself => HostTensor::random(dtype, &[m, n], &[n + 2, 1], &mut random),
-        Addend::None | Addend::Other => HostTensor::poisoned(dtype, &[m, n], &[n + 2, 1]),
+        Addend::Itself | Addend::Atomic => HostTensor::random(result, &[m, n], &[n + 2, 1], &mut random),
+        Addend::None | Addend::Other => HostTensor::poisoned(result, &[m, n], &[n + 2, 1]),
     };
     let added = match addend {
         Addend::None => vec![0.0; m * n],
-        Addend::Itself => before.values(),
+        Addend::Itself | Addend::Atomic => before.values(),
         Addend::Other => other.values(),
     };
     want.iter_mut().zip(added).for_each(|(x, added)| *x = activated(*x, activation) + added);
@@ -315,8 +319,8 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         };
         let tiles = m.div_ceil(m_tile) * n.div_ceil(n_tile);
         let programs = persistent.map_or(tiles, |blocks| replicas * blocks.min(tiles)) as u32;
-        interpret(form, &matmul::MATMUL, &[dtype], consts, [programs, 1, 1], args);
-        let allowed = if precision == Precision::Tf32 { 2e-3 } else { tolerance(dtype) };
+        interpret(form, &matmul::MATMUL, &[dtype, result], consts, [programs, 1, 1], args);
+        let allowed = if precision == Precision::Tf32 { 2e-3 } else { tolerance(result) };
         c.check(&format!("matmul {form:?}"), &want, allowed);
     }
 }
@@ -325,6 +329,7 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
 fn matmul_matches() {
     let base = MatmulCase {
         dtype: DType::F32,
+        result: None,
         shape: [1, 1, 1],
         col_major: [false; 2],
         bias: Bias::None,
@@ -368,6 +373,7 @@ fn matmul_matches() {
 fn matmul_of_f32_by_wgmma_matches() {
     let base = MatmulCase {
         dtype: DType::F32,
+        result: None,
         shape: [80, 48, 80],
         col_major: [false; 2],
         bias: Bias::None,
@@ -403,6 +409,7 @@ fn matmul_of_f32_by_wgmma_matches() {
 fn matmul_of_large_tiles_matches() {
     let case = MatmulCase {
         dtype: DType::BF16,
+        result: None,
         shape: [144, 160, 208],
         col_major: [false; 2],
         bias: Bias::Columns,
@@ -427,6 +434,20 @@ fn matmul_of_large_tiles_matches() {
         [Form::WarpSpecialized { num_warps: 4, num_stages: 3 }, Form::Tma { num_warps: 8, num_stages: 3 }],
     );
     check_matmul_in(&case, [Form::Solved { num_warps: 8, num_stages: 3 }]);
+    // Sums of 16-bit products in f32, as for gradients of weights. The epilogue uses the memory of the rings.
+    for addend in [Addend::None, Addend::Itself, Addend::Atomic, Addend::Other] {
+        let case = MatmulCase { result: Some(DType::F32), col_major: [true, false], addend, ..case };
+        check_matmul_in(&case, [Form::WarpSpecialized { num_warps: 8, num_stages: 4 }]);
+        check_matmul_in(&MatmulCase { tiles: [128, 160, 64], ..case }, [forms[1]]);
+    }
+    // Rows of b are contiguous: the last 32 or 16 columns of a tile are loaded with their neighbors.
+    for (n_tile, num_warps, replicas) in [(160, 8, 1), (80, 4, 1), (208, 8, 1), (160, 4, 2)] {
+        for col_major in [[false, false], [true, false]] {
+            let persistent = (replicas == 2).then_some(1);
+            let case = MatmulCase { tiles: [128, n_tile, 64], col_major, replicas, persistent, ..case };
+            check_matmul_in(&case, [Form::WarpSpecialized { num_warps, num_stages: 3 }]);
+        }
+    }
 }
 
 /// Two programs compute six tiles, the last of them partly outside of c. Aligned results of a warp-specialized kernel are
@@ -435,6 +456,7 @@ fn matmul_of_large_tiles_matches() {
 fn matmul_of_persistent_programs_matches() {
     let base = MatmulCase {
         dtype: DType::BF16,
+        result: None,
         shape: [150, 120, 80],
         col_major: [false, true],
         bias: Bias::Columns,
@@ -456,6 +478,7 @@ fn matmul_of_persistent_programs_matches() {
     // No steps along k, and more programs than tiles.
     check_matmul_in(&MatmulCase { shape: [150, 120, 0], ..base }, [specialized]);
     check_matmul_in(&MatmulCase { persistent: Some(100), ..base }, [specialized]);
+    check_matmul_in(&MatmulCase { result: Some(DType::F32), addend: Addend::Itself, ..base }, [specialized]);
     check_matmul_in(
         &MatmulCase { dtype: DType::F32, gap: 1, ..base },
         [Form::Simulated { arch: GpuArch::Sm80, num_warps: 4, num_stages: 2 }],
@@ -467,6 +490,7 @@ fn matmul_of_persistent_programs_matches() {
 fn matmul_of_programs_that_take_turns_matches() {
     let base = MatmulCase {
         dtype: DType::BF16,
+        result: None,
         shape: [150, 120, 80],
         col_major: [false, true],
         bias: Bias::Columns,
@@ -491,6 +515,12 @@ fn matmul_of_programs_that_take_turns_matches() {
     }
     check_matmul_in(&MatmulCase { addend: Addend::Itself, gap: 1, ..base }, [specialized(3)]);
     check_matmul_in(&MatmulCase { tiles: [128, 96, 32], shape: [300, 200, 100], ..base }, [specialized(3)]);
+    // Sums in f32: TMA stores them or adds them, box by box of each warp.
+    for addend in [Addend::None, Addend::Itself, Addend::Atomic, Addend::Other] {
+        let case = MatmulCase { result: Some(DType::F32), col_major: [true, false], addend, ..base };
+        check_matmul_in(&case, [specialized(3)]);
+        check_matmul_in(&MatmulCase { tiles: [128, 48, 32], shape: [304, 200, 96], ..case }, [specialized(3)]);
+    }
 }
 
 #[test]

@@ -180,7 +180,7 @@ fn matmul_of(
         m_tile = 64usize, n_tile = 64usize, k_tile = k_tile, persistent = replicas > 0, replicas = replicas.max(1),
     };
     let args = args.into_iter().chain(numbers).collect();
-    Case::new(name, &MATMUL, &[DType::BF16], consts, [replicas.max(1) as u32, 1, 1], args, arch, options)
+    Case::new(name, &MATMUL, &[DType::BF16; 2], consts, [replicas.max(1) as u32, 1, 1], args, arch, options)
 }
 
 /// Head dimension of attention.

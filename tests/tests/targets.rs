@@ -131,7 +131,7 @@ fn dots_of_every_shape_compile() {
                 m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, activation = Activation::None, precision = precision,
             };
             for spec in [well_aligned(&MATMUL), Specialization::default()] {
-                let func = MATMUL.record(&[dtype], consts, &spec).unwrap_or_else(|e| panic!("{e}"));
+                let func = MATMUL.record(&[dtype; 2], consts, &spec).unwrap_or_else(|e| panic!("{e}"));
                 for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
                     for (num_warps, wgmma_f32) in [(1, false), (4, false), (4, true), (8, true)] {
                         let same_as_without = arch == GpuArch::Sm80 || dtype != DType::F32;

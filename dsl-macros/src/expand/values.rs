@@ -4,7 +4,7 @@
 //! expanded twice: for the typed arguments of the struct, and for values that are known by name only, on a command line.
 
 use super::private;
-use crate::parse::kernel::{Origin, Param, ParamKind, Signature};
+use crate::parse::kernel::{Generic, Origin, Param, ParamKind, Signature};
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use std::collections::HashSet;
@@ -67,11 +67,12 @@ pub fn typed_heuristic(constant: &Param, expr: &Expr, signature: &Signature) -> 
     Values::of_heuristic(constant, expr, signature).typed(&constant.ty.to_token_stream(), &expr.to_token_stream())
 }
 
-/// The value of an expression of a tuning key, where the parameters are variables or fields.
+/// The value of an expression of a tuning key, where the parameters are variables or fields. It may name the type
+/// parameters.
 pub fn typed_key(expr: &Expr, signature: &Signature) -> TokenStream {
     let private = private();
     let value = quote_spanned!(expr.span()=> #private::autotune::KeyValue::from(#expr));
-    Values::of(expr, &signature.params).typed(&quote!(#private::autotune::KeyValue), &value)
+    Values::of(expr, &signature.params).call(&quote!(#private::autotune::KeyValue), &value, &signature.generics)
 }
 
 /// The parameters that an expression uses.
@@ -123,8 +124,16 @@ impl<'s> Values<'s> {
 
     /// A call with the variables and fields of a method of the argument struct.
     fn typed(&self, result: &TokenStream, value: &TokenStream) -> TokenStream {
+        self.call(result, value, &[])
+    }
+
+    /// As [`Values::typed`], of a function with type parameters.
+    fn call(&self, result: &TokenStream, value: &TokenStream, generics: &[Generic]) -> TokenStream {
         let private = private();
         let (names, types) = (self.names(), self.types());
+        let params =
+            generics.iter().map(|Generic { name, bound }| quote!(#name: #private::lang::#bound + #private::Element));
+        let type_names = generics.iter().map(|generic| &generic.name);
         let arguments = self.0.iter().map(|p| {
             let (name, field) = (&p.name, p.field());
             match (&p.kind, &p.origin) {
@@ -134,11 +143,11 @@ impl<'s> Values<'s> {
         });
         quote!({
             #[allow(unused_imports, clippy::all)]
-            fn evaluate(#(#names: #types),*) -> #result {
+            fn evaluate<#(#params),*>(#(#names: #types),*) -> #result {
                 use #private::kernel::cdiv;
                 #value
             }
-            evaluate(#(#arguments),*)
+            evaluate::<#(#type_names),*>(#(#arguments),*)
         })
     }
 }

@@ -74,7 +74,7 @@ pub fn multiply(
 ) -> tilewright::Result<()> {
     for_float_type!(a.dtype, call.arg("a"), T => {
         let (a, b) = (a.tensor::<T, 2>(call.arg("a"))?, b.tensor(call.arg("b"))?);
-        let c = c.tensor_mut(call.arg("c"))?;
+        let c = c.tensor_mut::<T, 2>(call.arg("c"))?;
         match bias {
             None if accumulate => gemm::accumulate(call.device, a, b, c, options),
             Some(bias) => gemm::multiply_add_bias(call.device, a, b, bias.tensor(call.arg("bias"))?, c, options),
