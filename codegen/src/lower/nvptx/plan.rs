@@ -95,6 +95,13 @@ struct Allocation {
 }
 
 impl Allocation {
+    /// Largest first, each at the lowest offset that is free during its live range; at the end what lives as long as the
+    /// kernel, which would divide the memory that others share.
+    fn order(&self) -> (bool, bool, std::cmp::Reverse<u32>, usize) {
+        let is_permanent = self.first == 0 && self.last == usize::MAX;
+        (is_permanent, !is_permanent && self.is_scratch(), std::cmp::Reverse(self.bytes), self.first)
+    }
+
     fn is_scratch(&self) -> bool {
         match self.contents {
             Contents::Scratch | Contents::BulkReduction => true,
@@ -365,10 +372,7 @@ impl SharedPlan {
             let (bytes, contents) = (warp_box::buffers(func).1, Contents::BulkReduction);
             allocations.push(Allocation { op, bytes, align: BUFFER_ALIGN, first: 0, last: usize::MAX, contents });
         }
-        // Each at the lowest offset that is free during its live range: first what lives as long as the kernel, which would
-        // divide the memory that others share, then the largest.
-        let is_permanent = |n: &Allocation| n.first == 0 && n.last == usize::MAX;
-        allocations.sort_by_key(|n| (!is_permanent(n), n.is_scratch(), std::cmp::Reverse(n.bytes), n.first));
+        allocations.sort_by_key(Allocation::order);
         let replicas = super::replicas(func);
         let (of_replica, of_block): (Vec<Allocation>, Vec<Allocation>) =
             allocations.into_iter().partition(|a| replicas > 1 && func.block_of(a.op) != Some(func.body));
