@@ -47,7 +47,8 @@ constexpr_enum! {
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
 /// column-major: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the
 /// dimension of c along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c
-/// if it is `Itself` or `Atomic`. With `persistent`, the grid has at most `programs` blocks, each of `replicas` programs that take turns.
+/// if it is `Itself` or `Atomic`. With `persistent`, the grid has at most `programs` blocks, each of `replicas` programs
+/// that take turns.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),

@@ -1,4 +1,5 @@
-//! Lowers stores and additions of tiles by TMA: each warp brings box after box to shared memory, and its first lane starts the copies.
+//! Lowers stores and additions of tiles by TMA: each warp brings box after box to shared memory, and its first lane
+//! starts the copies.
 //!
 //! A warp has two buffers, whose memory is reserved for the whole kernel. Before it fills one, the first lane waits until
 //! TMA has read it. So stores need no barrier of the block, but for one: in a loop, the elements may be those that another
