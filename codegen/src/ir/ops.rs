@@ -498,10 +498,11 @@ op_table! {
     /// `bar.sync` of all threads of the block, or of `threads` threads on named barrier `id`.
     BlockBarrier { id: u32, threads: Option<u32> } = "block_barrier" (0..0) -> 0, Control, Async;
 
-    /// Stores a tile to a view's block by TMA, or adds it (`op`, of f32): each warp brings its boxes ([`crate::analysis::warp_box`]) to shared memory
-    /// one after the other, and starts their copies. Elements beyond the shape in a dimension of `boundary` are not
-    /// written. The elements are written as late as the end of the kernel, so no other op accesses this memory, but for stores of
-    /// other parts of the same tile, or other additions. Operands: view, tile.
+    /// Stores a tile to a view's block by TMA, or adds it (`op`, of f32): each warp brings its boxes
+    /// ([`crate::analysis::warp_box`]) to shared memory one after the other, and starts their copies. Elements beyond
+    /// the shape in a dimension of `boundary` are not written. The elements are written as late as the end of the
+    /// kernel, so no other op accesses this memory, but for stores of other parts of the same tile, or other
+    /// additions. Operands: view, tile.
     TmaStore { boundary: Vec<usize>, op: Option<AtomicOp> } = "tma_store" (2..2) -> 0, Write, Layout;
 
     // TMA copies, and the mbarriers in shared memory that track their completion.

@@ -5,9 +5,10 @@
 //! register.
 //!
 //! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops), [`control`] (control flow),
-//! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_reduce`], [`shared`], [`tma`] (mbarriers, TMA, warp
-//! specialization), [`tma_store`], [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`joined`] (dots that share an instruction), [`plan`] (shared memory and barriers),
-//! [`thread_dependencies`] (dependencies between threads through global memory).
+//! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_reduce`], [`shared`], [`tma`] (mbarriers, TMA,
+//! warp specialization), [`tma_store`], [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`joined`] (dots that share
+//! an instruction), [`plan`] (shared memory and barriers), [`thread_dependencies`] (dependencies between threads
+//! through global memory).
 
 mod atomic;
 mod bulk_reduce;

@@ -11,11 +11,12 @@
 //! Global memory is tracked too, where one thread may read what another writes
 //! ([`thread_dependencies`](super::thread_dependencies)).
 //!
-//! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. The plan orders
-//! a ring that a producer fills before later uses of its memory by consumers, and any ring after previous uses, with a
-//! proxy fence where these were ordinary stores and TMA fills the ring. A ring that threads store to is a buffer; where a loop uses its two slots in turn
-//! ([`alternation`](crate::analysis::buffers::alternation)), the first one stands for the slot of the current iteration,
-//! and at the end of an iteration the accesses of both change places.
+//! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. The plan
+//! orders a ring that a producer fills before later uses of its memory by consumers, and any ring after previous
+//! uses, with a proxy fence where these were ordinary stores and TMA fills the ring. A ring that threads store to is
+//! a buffer; where a loop uses its two slots in turn ([`alternation`](crate::analysis::buffers::alternation)), the
+//! first one stands for the slot of the current iteration, and at the end of an iteration the accesses of both change
+//! places.
 
 use super::bulk_reduce::BulkReduce;
 use super::joined::{JoinedDots, slot_bytes};
