@@ -452,8 +452,9 @@ impl From<Cut> for KeyValue {
 /// tile, of persistent programs, and of programs that take turns.
 type TileTimes = ([usize; 2], [f64; 2], Option<[f64; 2]>, Option<[f64; 2]>);
 
-/// Tiles for products with many rows. Robust least squares of relative errors over 152 products on an H100 and an H200, median
-/// times of `harness/records/2026-11-27-h100-matmul-forms.jsonl` and `…-h200-…`.
+/// Tiles for products with many rows. Robust least squares of relative errors over 152 products on an H100 and an H200,
+/// median times of `harness/records/2026-11-27-h100-matmul-forms.jsonl` and `…-h200-…`; tiles that few of these products
+/// have stay near the fit of `…-matmul-turns.jsonl`.
 const TILES: [TileTimes; 19] = [
     ([64, 64], [0.133, 2.34], None, None),
     ([64, 80], [0.156, 3.36], None, None),

@@ -440,7 +440,7 @@ fn matmul_of_large_tiles_matches() {
         check_matmul_in(&case, [Form::WarpSpecialized { num_warps: 8, num_stages: 4 }]);
         check_matmul_in(&MatmulCase { tiles: [128, 160, 64], ..case }, [forms[1]]);
     }
-    // Rows of b are contiguous: the last 32 or 16 columns of a tile are loaded with their neighbors.
+    // Rows of b are contiguous: the parts of 128, 32 and 16 columns have swizzles of their own.
     for (n_tile, num_warps, replicas) in [(160, 8, 1), (80, 4, 1), (208, 8, 1), (160, 4, 2)] {
         for col_major in [[false, false], [true, false]] {
             let persistent = (replicas == 2).then_some(1);
