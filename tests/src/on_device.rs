@@ -215,14 +215,28 @@ pub struct ColumnMajor {
     pub c: bool,
 }
 
+/// Products of T, with results of the same type and in f32.
 pub fn check_matmul<T: FloatElement>(
+    device: &Device,
+    shape: [usize; 3],
+    spacing: Spacing,
+    columns: ColumnMajor,
+    options: Options,
+) {
+    check_products::<T, T>(device, shape, spacing, columns, options);
+    if T::dtype() != DType::F32 {
+        check_products::<T, f32>(device, shape, spacing, columns, options);
+    }
+}
+
+fn check_products<T: FloatElement, C: FloatElement>(
     device: &Device,
     [m, n, k]: [usize; 3],
     spacing: Spacing,
     columns: ColumnMajor,
     options: Options,
 ) {
-    let what = format!("matmul {} [{m}, {n}, {k}] {spacing:?} {columns:?} {options:?}", T::dtype());
+    let what = format!("matmul {} to {} [{m}, {n}, {k}] {spacing:?} {columns:?} {options:?}", T::dtype(), C::dtype());
     let mut random = Random::new(5);
     // A column-major matrix is a transposed row-major one.
     let strides = |shape: [usize; 2], columns: bool| {
@@ -238,19 +252,19 @@ pub fn check_matmul<T: FloatElement>(
         DeviceTensor::<T>::new(device, host)
     };
     let (a, b) = (operand([m, k], columns.a), operand([k, n], columns.b));
-    let host = HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c));
-    let mut c = DeviceTensor::<T>::new(device, host);
+    let host = HostTensor::poisoned(C::dtype(), &[m, n], &strides([m, n], columns.c));
+    let mut c = DeviceTensor::<C>::new(device, host);
     ok(matmul::multiply(device, a.input(), b.input(), c.output(), options));
     let product = matmul::reference(&a.values(), &b.values(), [m, n, k]);
     let want: Vec<f64> = product.iter().map(|x| activated(*x, options.activation)).collect();
     let tf32 = T::dtype() == DType::F32 && options.precision == Precision::Tf32;
-    let allowed = if tf32 { TF32_TOLERANCE } else { tolerance(T::dtype()) };
+    let allowed = if tf32 { TF32_TOLERANCE } else { tolerance(C::dtype()) };
     c.check(&what, &want, allowed);
 
-    let other = HostTensor::random(T::dtype(), &[m, n], &strides([m, n], columns.c), &mut random);
+    let other = HostTensor::random(C::dtype(), &[m, n], &strides([m, n], columns.c), &mut random);
     let sums: Vec<f64> = want.iter().zip(other.values()).map(|(x, other)| x + other).collect();
-    let other = DeviceTensor::<T>::new(device, other);
-    let mut c = DeviceTensor::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
+    let other = DeviceTensor::<C>::new(device, other);
+    let mut c = DeviceTensor::<C>::new(device, HostTensor::poisoned(C::dtype(), &[m, n], &strides([m, n], columns.c)));
     ok(matmul::multiply_add(device, a.input(), b.input(), other.input(), c.output(), options));
     c.check(&format!("{what} plus another matrix"), &sums, allowed);
     let mut c = other;
@@ -260,7 +274,7 @@ pub fn check_matmul<T: FloatElement>(
     let bias = HostTensor::random(T::dtype(), &[n], &spacing.strides(&[n]), &mut random);
     let numbers = bias.values();
     let bias = DeviceTensor::<T>::new(device, bias);
-    let mut c = DeviceTensor::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
+    let mut c = DeviceTensor::<C>::new(device, HostTensor::poisoned(C::dtype(), &[m, n], &strides([m, n], columns.c)));
     ok(matmul::multiply_add_bias(device, a.input(), b.input(), bias.input(), c.output(), options));
     let biased = product.iter().enumerate().map(|(at, x)| activated(x + numbers[at % n], options.activation));
     c.check(&format!("{what} with bias"), &biased.collect::<Vec<_>>(), allowed);

@@ -1,7 +1,8 @@
 //! `Device::simulated` as a test tool for users: their kernels run on it, and errors name the source line.
 
+use tilewright::kernels::matmul::Options;
 use tilewright::prelude::*;
-use tilewright_tests::on_device::{ColumnMajor, DENSE, GAPS, check_scaled_matmul};
+use tilewright_tests::on_device::{ColumnMajor, DENSE, GAPS, check_matmul, check_scaled_matmul};
 
 const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
 
@@ -61,6 +62,17 @@ fn kernels_match_the_reference() {
 }
 
 /// Products of 8-bit matrices by the matrix instructions of each architecture.
+/// Results of the operands' type and in f32, also added to c.
+#[test]
+fn matmul_of_either_order() {
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        let gpu = Device::simulated(arch);
+        for columns in [ColumnMajor::default(), ColumnMajor { a: true, b: true, c: false }] {
+            check_matmul::<bf16>(&gpu, [72, 48, 40], DENSE, columns, Options::default());
+        }
+    }
+}
+
 #[test]
 fn scaled_matmul_of_either_order() {
     for arch in [GpuArch::Sm80, GpuArch::Sm89, GpuArch::Sm90a] {
