@@ -1,6 +1,6 @@
 //! `tilewright run`: runs a kernel on tensors from a safetensors file and writes its outputs to another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -57,7 +57,7 @@ pub struct Launch {
     /// Scalar arguments that cannot be derived from tensors: `scale=0.125`
     #[arg(long, value_name = "NAME=VALUE,…")]
     pub arg: Vec<String>,
-    /// Element types of type parameters without a tensor: `bf16`, or `T=bf16`
+    /// Element types of type parameters without a tensor: `bf16`, or `T=bf16`. Default: that of the tensors
     #[arg(long, value_name = "TYPE")]
     pub dtype: Vec<String>,
 }
@@ -549,7 +549,15 @@ fn element_types(
         }
     }
     let all = found.iter().zip(chosen).map(|(found, chosen)| found.map(|(_, dtype)| dtype).or(chosen));
-    choose::complete_dtypes(def, all.collect())
+    let mut all: Vec<Option<DType>> = all.collect();
+    // An output is of the type of the inputs, where these have only one.
+    let of_inputs: BTreeSet<DType> = all.iter().copied().flatten().collect();
+    if let [only] = of_inputs.into_iter().collect::<Vec<_>>()[..] {
+        for (generic, dtype) in def.generics.iter().zip(&mut all) {
+            *dtype = dtype.or(Some(only)).filter(|dtype| generic.members().contains(dtype));
+        }
+    }
+    choose::complete_dtypes(def, all)
 }
 
 /// Derives the shape of an output from the names of its dimensions.

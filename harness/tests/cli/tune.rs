@@ -22,7 +22,7 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     assert_eq!(written["entries"].as_array().map(Vec::len), Some(1), "{written}");
     let entry = &written["entries"][0];
     assert_eq!(entry["kernel"], "matmul");
-    let key = "T=f32,a_col_major=false,b_col_major=false,precision=ieee,m<=64,n<=64,k<=64,cut=64x32";
+    let key = "T=f32,C=f32,a_col_major=false,b_col_major=false,precision=ieee,m<=64,n<=64,k<=64,cut=64x32";
     assert_eq!(entry["key"], key);
     assert!(entry["config"].as_str().is_some_and(|config| config.starts_with("m_tile=")), "{entry}");
     assert!(entry["median_ms"].as_f64() > Some(0.0), "{entry}");
