@@ -11,7 +11,8 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     alternate_buffers, assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits,
     direct_local_loads, early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots,
-    pingpong, pipeline_loads, resolve_views, rotate_loops, specialize_warps, split_loops, split_tiles, tma_stores,
+    pingpong, pipeline_loads, prefetch_views, resolve_views, rotate_loops, specialize_warps, split_loops, split_tiles,
+    tma_stores,
 };
 use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
@@ -75,6 +76,7 @@ pub const PASS_NAMES: &[&str] = &[
     "specialize_warps",
     "pipeline_loads",
     "alternate_buffers",
+    "prefetch_views",
     "rotate_loops",
     "cse_async",
     "dce_async",
@@ -184,6 +186,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options).expect(chosen));
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f).expect(chosen));
     p.pass("alternate_buffers", Stage::Async, alternate_buffers::run);
+    p.pass("prefetch_views", Stage::Async, |f| prefetch_views::run(f, arch, options));
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
     p.pass("cse_async", Stage::Async, |f| {
         cse::run(f);

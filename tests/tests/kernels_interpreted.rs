@@ -290,9 +290,11 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         };
     }
     let other = HostTensor::random(result, &[m, n], &[n + gap, 1], &mut random);
+    // Without a gap, rows of c are aligned if its extent is, as TMA needs it.
+    let pitch = n + if gap == 0 { 8 } else { 2 };
     let before = match addend {
-        Addend::Itself | Addend::Atomic => HostTensor::random(result, &[m, n], &[n + 2, 1], &mut random),
-        Addend::None | Addend::Other => HostTensor::poisoned(result, &[m, n], &[n + 2, 1]),
+        Addend::Itself | Addend::Atomic => HostTensor::random(result, &[m, n], &[pitch, 1], &mut random),
+        Addend::None | Addend::Other => HostTensor::poisoned(result, &[m, n], &[pitch, 1]),
     };
     let added = match addend {
         Addend::None => vec![0.0; m * n],
@@ -478,7 +480,9 @@ fn matmul_of_persistent_programs_matches() {
     // No steps along k, and more programs than tiles.
     check_matmul_in(&MatmulCase { shape: [150, 120, 0], ..base }, [specialized]);
     check_matmul_in(&MatmulCase { persistent: Some(100), ..base }, [specialized]);
-    check_matmul_in(&MatmulCase { result: Some(DType::F32), addend: Addend::Itself, ..base }, [specialized]);
+    for addend in [Addend::Itself, Addend::Atomic, Addend::Other] {
+        check_matmul_in(&MatmulCase { result: Some(DType::F32), addend, ..base }, [specialized]);
+    }
     check_matmul_in(
         &MatmulCase { dtype: DType::F32, gap: 1, ..base },
         [Form::Simulated { arch: GpuArch::Sm80, num_warps: 4, num_stages: 2 }],

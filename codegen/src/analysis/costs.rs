@@ -297,9 +297,13 @@ impl Model<'_> {
 
     fn copy(&self, id: OpId) -> Cost {
         let data = self.func.op(id);
-        if let Op::TmaStore { .. } = data.op {
+        match data.op {
             // Written to shared memory; TMA reads it.
-            return Cost { busy: self.bytes(data.operands[1]) / SHARED_BYTES, latency: SHARED_LATENCY };
+            Op::TmaStore { .. } => {
+                return Cost { busy: self.bytes(data.operands[1]) / SHARED_BYTES, latency: SHARED_LATENCY };
+            }
+            Op::PrefetchView { .. } => return Cost::default(),
+            _ => {}
         }
         let is_tma = matches!(data.op, Op::TmaLoad { .. });
         copy_cost(self.func.ty(data.operands[1]), is_tma, self.executors)

@@ -88,7 +88,11 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
         // Most elements are combined within a thread.
         Op::Reduce { .. } => Some(Pipe::Alu),
         Op::Dot { .. } | Op::MmaSync { .. } | Op::Wgmma { .. } => Some(Pipe::Mma),
-        Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. } | Op::TmaStore { .. } => Some(Pipe::Copy),
+        Op::AsyncCopy { .. }
+        | Op::AsyncLoad { .. }
+        | Op::TmaLoad { .. }
+        | Op::TmaStore { .. }
+        | Op::PrefetchView { .. } => Some(Pipe::Copy),
         Op::AsyncCommit
         | Op::AsyncWait { .. }
         | Op::WgmmaWait { .. }

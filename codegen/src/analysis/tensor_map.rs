@@ -64,6 +64,14 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
     plan_block(func, axis, view, boundary, &extents(block), func.layout(*layout))
 }
 
+/// As [`plan`], for a row-major buffer without a swizzle.
+pub fn plan_dense(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> Option<TmaPlan> {
+    let Type::View { block, .. } = func.ty(view) else { return None };
+    let block = extents(block);
+    let layout = LinearLayout::shared_row_major(&block, view_operands(func, view).order);
+    plan_block(func, axis, view, boundary, &block, &layout)
+}
+
 /// As [`plan`], for a block of other extents, from the same start, and a buffer of that layout.
 pub fn plan_block(
     func: &Func,

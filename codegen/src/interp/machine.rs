@@ -438,6 +438,7 @@ impl<'a> Machine<'a> {
             Op::StoreView { boundary, .. } | Op::TmaStore { boundary, op: None } => {
                 none(operands[0].view().store(self.memory, tile(1), boundary)?)
             }
+            Op::PrefetchView { .. } => none(()),
             Op::AtomicView { op, boundary } | Op::TmaStore { boundary, op: Some(op) } => {
                 none(operands[0].view().atomic(self.memory, *op, tile(1), boundary)?)
             }

@@ -23,6 +23,17 @@ pub fn is_in_loop(func: &Func, block: BlockId) -> bool {
     owners.any(|owner| matches!(func.op(owner).op, Op::For { .. } | Op::While))
 }
 
+/// The first loop with a dot that precedes an op in its block.
+pub fn dot_loop_before(func: &Func, id: OpId) -> Option<OpId> {
+    let is_dot =
+        |&op: &OpId| matches!(func.op(op).op, Op::Dot { .. } | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. });
+    let multiplies = |&op: &OpId| {
+        let data = func.op(op);
+        matches!(data.op, Op::For { .. }) && func.block(data.regions[0]).ops.iter().any(is_dot)
+    };
+    func.block(func.block_of(id)?).ops[..func.position(id)].iter().copied().find(multiplies)
+}
+
 /// The values from outside that an op and its regions use.
 pub fn uses(func: &Func, id: OpId) -> HashSet<Value> {
     let own = defined_inside(func, id);

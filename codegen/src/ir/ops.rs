@@ -504,6 +504,9 @@ op_table! {
     /// kernel, so no other op accesses this memory, but for stores of other parts of the same tile, or other
     /// additions. Operands: view, tile.
     TmaStore { boundary: Vec<usize>, op: Option<AtomicOp> } = "tma_store" (2..2) -> 0, Write, Layout;
+    /// Brings the block that a view selects into the L2 cache, by TMA, without waiting for it. Memory does not change.
+    /// Elements beyond the shape in a dimension of `boundary` are left out. Operands: view, optionally a predicate.
+    PrefetchView { boundary: Vec<usize> } = "prefetch_view" (1..2) -> 0, Control, Async;
 
     // TMA copies, and the mbarriers in shared memory that track their completion.
     //

@@ -20,6 +20,7 @@ pub mod licm;
 pub mod order_dots;
 pub mod pingpong;
 pub mod pipeline_loads;
+pub mod prefetch_views;
 pub mod resolve_views;
 pub mod rotate_loops;
 pub mod specialize_warps;
@@ -184,6 +185,14 @@ pub const TARGET_PASSES: &[TargetPass] = &[
         name: "pipeline_loads",
         summary: "prefetch loads into rings, as scheduled (stage async)",
         run: |f, _, _| pipeline_loads::run(f).map(|()| Vec::new()),
+    },
+    TargetPass {
+        name: "prefetch_views",
+        summary: "bring what is read after a loop of products into the L2 cache while it runs",
+        run: |f, arch, options| {
+            prefetch_views::run(f, arch, options);
+            Ok(Vec::new())
+        },
     },
     TargetPass {
         name: "pingpong",

@@ -84,7 +84,8 @@ impl<'a> Block<'a> {
         global: &mut Global,
     ) -> Result<Option<bool>, String> {
         let arg = |this: &Self, i: usize| this.bits(t, operand(args, i)?);
-        let op = text.trim_start_matches("{.reg .pred done; again: ").split([' ', ';']).next().unwrap_or("");
+        let unguarded = text.trim_start_matches("{.reg .pred done; again: ").trim_start_matches("@$0 ");
+        let op = unguarded.split([' ', ';']).next().unwrap_or("");
         match op {
             "mbarrier.init.shared::cta.b64" => {
                 let arrivals = last_number(text)?;
@@ -150,6 +151,13 @@ impl<'a> Block<'a> {
                 self.shared.clocks.acquire(t as u32, &known);
             }
             "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32" => {}
+            // The L2 cache is not simulated.
+            _ if op.starts_with("cp.async.bulk.prefetch.tensor.") => {
+                if arg(self, 0)? & 1 == 1 {
+                    self.tensor_map(arg(self, 1)?)?;
+                    self.box_coordinates(t, args, 2..args.len())?;
+                }
+            }
             _ if op.starts_with("cp.async.bulk.tensor.") => {
                 let rank = args.len().saturating_sub(3);
                 let at = self.box_coordinates(t, args, 2..2 + rank)?;

@@ -22,7 +22,7 @@ pub(super) fn barrier(cx: &OpCx, i: usize) -> Check {
 }
 
 /// Requires that operand `i`, if there is one, is a predicate.
-fn predicate(cx: &OpCx, i: usize) -> Check {
+pub(super) fn predicate(cx: &OpCx, i: usize) -> Check {
     match cx.data.operands.len() > i {
         true => cx.operand_is(i, "the predicate", &Type::scalar(DType::Bool)),
         false => Ok(()),

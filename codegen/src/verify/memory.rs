@@ -67,6 +67,11 @@ pub(super) fn load_view(cx: &OpCx, boundary: &[usize], padding: Padding) -> Chec
     cx.result_is_ignoring_layout(0, &Type::tensor(block, elem))
 }
 
+pub(super) fn prefetch_view(cx: &OpCx, boundary: &[usize]) -> Check {
+    boundary_of(cx, boundary, view(cx)?.0.len())?;
+    super::barriers::predicate(cx, 1)
+}
+
 pub(super) fn store_view(cx: &OpCx, boundary: &[usize]) -> Check {
     let (block, elem) = view(cx)?;
     boundary_of(cx, boundary, block.len())?;

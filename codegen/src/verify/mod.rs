@@ -263,6 +263,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Advance => memory::advance(cx),
         Op::LoadView { boundary, padding, eviction: _ } => memory::load_view(cx, boundary, *padding),
         Op::StoreView { boundary, .. } => memory::store_view(cx, boundary),
+        Op::PrefetchView { boundary } => memory::prefetch_view(cx, boundary),
         Op::TmaStore { boundary, op } => memory::tma_store(cx, boundary, *op),
         Op::AtomicView { op, boundary } => memory::atomic_view(cx, *op, boundary),
         Op::PtrAdd => memory::ptr_add(cx),

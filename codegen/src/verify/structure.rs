@@ -96,6 +96,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::MbarrierWait
         | Op::TmaLoad { .. }
         | Op::TmaStore { .. }
+        | Op::PrefetchView { .. }
         | Op::PingpongWait
         | Op::PingpongArrive => &[],
     }

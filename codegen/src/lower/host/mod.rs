@@ -247,6 +247,7 @@ impl Lowering<'_> {
             | Op::MbarrierWait
             | Op::TmaLoad { .. }
             | Op::TmaStore { .. }
+            | Op::PrefetchView { .. }
             | Op::PingpongWait
             | Op::PingpongArrive
             | Op::WarpSpecialize { .. } => {

@@ -58,11 +58,28 @@ impl Lowering<'_> {
                     })
                     .collect()
             }
+            Op::InlineAsm { .. } => return self.inline_asm(id),
+            _ => self.elementwise_registers(id, &operands, self.equal_registers(result))?,
+        };
+        self.set(result, regs);
+        Ok(())
+    }
+
+    /// Emits an elementwise op with operands for some registers of the layout, of which each `equal` in a row hold the
+    /// same.
+    pub(super) fn elementwise_registers(
+        &mut self,
+        id: OpId,
+        operands: &[Rc<Vec<Val>>],
+        equal: usize,
+    ) -> Result<Vec<Val>> {
+        let data = self.func.op(id);
+        let result = data.results[0];
+        Ok(match &data.op {
             Op::Cast => {
                 let (from, to) = (self.dtype(data.operands[0]), self.dtype(result));
                 self.cast(&operands[0], from, to)
             }
-            Op::InlineAsm { .. } => return self.inline_asm(id),
             Op::Unary(op @ (UnaryOp::Sin | UnaryOp::Cos)) if self.dtype(result) != DType::F64 => {
                 let known = magnitude::upper_bound(self.func, data.operands[0]);
                 self.sin_cos(
@@ -72,9 +89,9 @@ impl Lowering<'_> {
                     known.is_some_and(|x| x <= f64::from(math::SMALL_ARGUMENT)),
                 )
             }
-            Op::Binary(op) if self.is_bytewise(*op, result, &operands) => self.bytewise(*op, &operands),
+            Op::Binary(op) if self.is_bytewise(*op, result, operands) => self.bytewise(*op, operands),
             _ => {
-                let equal = self.equal_registers(result);
+                let count = operands[0].len();
                 let mut regs: Vec<Val> = Vec::with_capacity(count);
                 for r in 0..count {
                     if r % equal != 0 {
@@ -86,9 +103,7 @@ impl Lowering<'_> {
                 }
                 regs
             }
-        };
-        self.set(result, regs);
-        Ok(())
+        })
     }
 
     /// Whether the op works on four 8-bit integers in a word: bits, and shifts of unsigned ones by one constant.

@@ -149,26 +149,37 @@ impl<'f> Lowering<'f> {
 
     pub(super) fn load_view(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let Op::LoadView { boundary, padding, eviction } = &data.op else {
+        let Op::LoadView { boundary, .. } = &data.op else { panic!("internal compiler error: not a load of a view") };
+        let layout = self.tile_layout(data.results[0]);
+        let mut block = self.block_address(data.operands[0], layout, boundary);
+        let registers: Vec<usize> = (0..layout.num_registers()).collect();
+        let regs = self.load_registers(id, &mut block, &registers);
+        self.set(data.results[0], regs);
+        Ok(())
+    }
+
+    /// Loads the elements of a view's block in some registers of the layout.
+    pub(super) fn load_registers(&mut self, id: OpId, block: &mut BlockAddress, registers: &[usize]) -> Vec<Val> {
+        let data = self.func.op(id);
+        let Op::LoadView { padding, eviction, .. } = data.op else {
             panic!("internal compiler error: not a load of a view")
         };
         let layout = self.tile_layout(data.results[0]);
-        let mut block = self.block_address(data.operands[0], layout, boundary);
-        let inner = block.parts.order[0];
         let vector = view_vector_width(self.func, &self.axis, data.operands[0], &block.boundary) as usize;
-        let vector = vector.min(layout.contiguous_run(inner));
+        let vector = vector.min(layout.contiguous_run(block.parts.order[0]));
+        let is_run = |run: &[usize]| run[0].is_multiple_of(vector) && run.windows(2).all(|w| w[1] == w[0] + 1);
+        let vector = if registers.chunks(vector).all(is_run) { vector } else { 1 };
         let fill = match padding {
             Padding::Zero => 0u64,
             Padding::Nan => nan_bits(block.elem),
         };
         let mut regs = Vec::new();
-        for r in (0..layout.num_registers()).step_by(vector) {
-            let address = self.address(&block, r);
-            let inside = self.inside(&mut block, r);
-            regs.extend(self.load_vector(&address, block.elem, vector, inside, &Fill::Bits(fill), *eviction));
+        for run in registers.chunks(vector) {
+            let address = self.address(block, run[0]);
+            let inside = self.inside(block, run[0]);
+            regs.extend(self.load_vector(&address, block.elem, vector, inside, &Fill::Bits(fill), eviction));
         }
-        self.set(data.results[0], regs);
-        Ok(())
+        regs
     }
 
     pub(super) fn store_view(&mut self, id: OpId) -> Result<()> {

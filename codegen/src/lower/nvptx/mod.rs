@@ -14,6 +14,7 @@ mod atomic;
 mod bulk_reduce;
 mod control;
 mod debug;
+mod deferred;
 mod dot;
 mod elementwise;
 mod emit;
@@ -137,6 +138,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         consumers: None,
         replicas: replicas(func),
         takes_turns: takes_turns(func),
+        deferred: deferred::deferred_ops(func),
         replica: None,
         registers,
         e,
@@ -283,6 +285,8 @@ struct Lowering<'f> {
     replicas: u32,
     /// Whether these load in turn, and are as many programs apart as there are blocks.
     takes_turns: bool,
+    /// Ops that stores compute box by box.
+    deferred: HashSet<OpId>,
     /// The index of the program that the code being lowered belongs to, where there are several.
     replica: Option<Val>,
     /// Registers available to a thread that issues `wgmma`.
@@ -384,7 +388,9 @@ impl<'f> Lowering<'f> {
             if self.plan.barrier_before(id) {
                 self.barrier();
             }
-            self.op(id)?;
+            if !self.deferred.contains(&id) {
+                self.op(id)?;
+            }
         }
         Ok(())
     }
@@ -550,6 +556,7 @@ impl<'f> Lowering<'f> {
             Op::MbarrierWait => self.mbarrier_wait(id),
             Op::TmaLoad { .. } => self.tma_load(id)?,
             Op::TmaStore { .. } => self.tma_store(id)?,
+            Op::PrefetchView { .. } => self.prefetch_view(id)?,
             Op::PingpongWait => self.pingpong_barrier("sync", 0),
             Op::PingpongArrive => self.pingpong_barrier("arrive", 1),
             Op::WarpSpecialize { .. } => self.warp_specialize(id)?,

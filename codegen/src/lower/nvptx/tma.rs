@@ -191,6 +191,25 @@ impl Lowering<'_> {
         ));
     }
 
+    pub(super) fn prefetch_view(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::PrefetchView { boundary } = &data.op else { panic!("internal compiler error: not a prefetch") };
+        let plan = tensor_map::plan_dense(self.func, &self.axis, data.operands[0], boundary);
+        let copies = self.planned_or_unsupported(data.operands[0], plan)?;
+        let (rank, at) = copies.coordinates("$1", 2);
+        let text = format!("@$0 cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile {at};");
+        let constraints = format!("b,l,{}", vec!["r"; rank].join(","));
+        let acting_thread = self.acting_thread(data.operands.get(1));
+        for copy in &copies.boxes {
+            let coordinates = self.box_coordinates(&copies, copy);
+            self.e.void(format!(
+                "call void asm sideeffect \"{text}\", \"{constraints}\"(i1 {acting_thread}, ptr {}, {coordinates})",
+                copies.map
+            ));
+        }
+        Ok(())
+    }
+
     /// Emits `cp.async.bulk.commit_group` or a wait for such groups.
     pub(super) fn bulk_group(&mut self, what: &str) {
         self.e.void(format!("call void asm sideeffect \"cp.async.bulk.{what};\", \"~{{memory}}\"() #1"));
@@ -199,12 +218,16 @@ impl Lowering<'_> {
     /// The TMA copies between the block of a view and a buffer.
     fn tma_copies(&mut self, view: Value, buffer: Value, boundary: &[usize]) -> Result<TmaCopies> {
         let plan = tensor_map::plan(self.func, &self.axis, view, boundary, self.func.ty(buffer));
+        let copies = self.planned_or_unsupported(view, plan)?;
+        Ok(TmaCopies { buffer: self.scalar(buffer), ..copies })
+    }
+
+    fn planned_or_unsupported(&mut self, view: Value, plan: Option<tensor_map::TmaPlan>) -> Result<TmaCopies> {
         let Some(plan) = plan else {
             let view = self.func.ty(view);
             return self.unsupported(format!("TMA cannot copy a block of `{view}`: no tensor map describes it"), None);
         };
-        let buffer = self.scalar(buffer);
-        Ok(TmaCopies { buffer, ..self.planned_copies(plan) })
+        Ok(self.planned_copies(plan))
     }
 
     /// The copies of a plan, for a buffer at 0.
@@ -226,12 +249,15 @@ impl Lowering<'_> {
     fn tma_box(&mut self, copies: &TmaCopies, copy: &BoxCopy) -> (String, String) {
         let buffer = self.e.inst(format!("add i32 {}, {}", copies.buffer, copy.offset));
         let buffer = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {buffer}"));
+        (format!("ptr addrspace(3) {buffer}"), self.box_coordinates(copies, copy))
+    }
+
+    fn box_coordinates(&mut self, copies: &TmaCopies, copy: &BoxCopy) -> String {
         let at = copies.at.iter().zip(&copy.start).map(|(x, &by)| match by {
             0 => format!("i32 {x}"),
             _ => format!("i32 {}", self.e.inst(format!("add i32 {x}, {by}"))),
         });
-        let at: Vec<String> = at.collect();
-        (format!("ptr addrspace(3) {buffer}"), at.join(", "))
+        at.collect::<Vec<String>>().join(", ")
     }
 
     /// A coordinate in i32. Clamps it where `checked` says that it may lie outside of the tensor, whose extents are

@@ -26,21 +26,24 @@ impl Lowering<'_> {
         let mut copies = self.planned_copies(plan);
         self.start_at_warp(&mut copies, &boxes, &order);
         let text = copies.store_text(op.is_some());
-        let regs = self.regs(tile);
+        let mut loads = self.deferred_loads(tile);
         let slot_bytes = warp_box::buffers(self.func).0;
         let own = self.e.hoist(format!("mul i32 {}, {}", self.threads.warp, SLOTS * slot_bytes));
         let base = self.scratch(id);
         let own = self.e.hoist(format!("add i32 {own}, {base}"));
         let first_lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let mut loaded = boxes.boxes.first().map(|(registers, _)| self.load_box(&mut loads, registers));
         self.before_first_box(id);
         for (number, (registers, start)) in boxes.boxes.iter().enumerate() {
+            let next = boxes.boxes.get(number + 1).map(|(registers, _)| self.load_box(&mut loads, registers));
             let slot = number as u32 % SLOTS;
             let buffer = self.e.inst(format!("add i32 {own}, {}", slot * slot_bytes));
             if number as u32 >= SLOTS {
                 self.bulk_group(&format!("wait_group.read {}", SLOTS - 1));
                 self.warp_barrier();
             }
-            let values: Vec<_> = registers.iter().map(|&register| regs[register].clone()).collect();
+            let values = self.box_values(tile, registers, &loaded.unwrap_or_default())?;
+            loaded = next;
             self.store_tile(&boxes.layout, &boxes.memory, buffer.clone(), elem, &values);
             self.fence_async_shared();
             self.warp_barrier();

@@ -2,7 +2,7 @@
 
 use super::anchors::{Assignments, Priority, is_elementwise};
 use crate::analysis::access_layout::view_operands;
-use crate::ir::nested::is_in_loop;
+use crate::ir::nested::{dot_loop_before, is_in_loop};
 use crate::ir::{Elem, Op, OpId, Value};
 use crate::layout::LinearLayout;
 
@@ -30,17 +30,15 @@ impl Assignments<'_> {
         if suffices { assigned } else { memory }
     }
 
-    /// Loads tiles in the layout of the elementwise op that uses them, if that is of a dot, lanes fill sectors, and other
-    /// programs of the block compute meanwhile: they can use the memory that a conversion of the layout would take.
+    /// Loads tiles after a loop of products, in a loop, in the layout of the elementwise op that uses them, if that is of a
+    /// dot and lanes fill sectors: rings, or other programs of the block, use the memory that a conversion of the layout
+    /// would take.
     pub(super) fn load_in_place(&mut self) {
         for id in self.func.walk() {
             let data = self.func.op(id);
             let Op::LoadView { .. } = data.op else { continue };
-            let around = std::iter::successors(self.func.parent_op(id), |&id| self.func.parent_op(id));
-            let shares = |id: OpId| matches!(self.func.op(id).op, Op::For { replicas: Some(2..), .. });
-            let Some(layout) = self.layout_of_user(data.results[0]).filter(|_| around.into_iter().any(shares)) else {
-                continue;
-            };
+            let follows = is_in_loop(self.func, self.func.parent_block(id)) && dot_loop_before(self.func, id).is_some();
+            let Some(layout) = self.layout_of_user(data.results[0]).filter(|_| follows) else { continue };
             if self.fills_sectors(id, data.results[0], &layout) {
                 self.set_layout(data.results[0], layout, Priority::Memory);
             }

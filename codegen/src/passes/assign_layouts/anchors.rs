@@ -306,6 +306,7 @@ impl<'f> Assignments<'f> {
             | Op::MbarrierWait
             | Op::TmaLoad { .. }
             | Op::TmaStore { .. }
+            | Op::PrefetchView { .. }
             | Op::PingpongWait
             | Op::PingpongArrive
             | Op::WarpSpecialize { .. } => {
