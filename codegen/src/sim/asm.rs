@@ -1,11 +1,10 @@
-//! Executes LLVM intrinsics and the PTX that the GPU lowering writes as inline assembly.
+//! Executes the PTX that the GPU lowering writes as inline assembly.
 
 use super::Global;
-use super::error::UnsupportedKind;
 use super::machine::{Block, Waiting, WgmmaInFlight, operand};
 use super::matrix::{self, Descriptor};
 use super::parse::{Operand, Ty};
-use super::value::{self, Value, mask};
+use super::value::{Value, mask};
 use crate::ir::DType;
 use crate::mma::Instruction;
 use crate::num;
@@ -47,72 +46,6 @@ pub fn is_compiler_asm(text: &str) -> bool {
 pub fn axis_of(text: &str, prefix: &str) -> Option<usize> {
     let axis = text.strip_prefix(prefix)?.trim_end_matches(';');
     ["x", "y", "z"].iter().position(|name| *name == axis)
-}
-
-/// Whether a function is an intrinsic that needs the state of the block: [`Block::call`] executes it.
-pub fn is_stateful_intrinsic(name: &str) -> bool {
-    let names = [
-        "llvm.nvvm.shfl.sync.bfly.i32",
-        "llvm.nvvm.shfl.sync.idx.i32",
-        "llvm.nvvm.bar.warp.sync",
-        "llvm.nvvm.fence.proxy.async.shared_cta",
-        "llvm.nvvm.read.ptx.sreg.tid.x",
-        "llvm.assume",
-        "llvm.trap",
-        "vprintf",
-        "__assertfail",
-    ];
-    let sizes = ["llvm.nvvm.read.ptx.sreg.ctaid.", "llvm.nvvm.read.ptx.sreg.nctaid."];
-    names.contains(&name) || sizes.iter().any(|prefix| axis_of(name, prefix).is_some())
-}
-
-/// Executes an LLVM intrinsic that computes from its arguments alone.
-pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, UnsupportedKind> {
-    let unknown = || UnsupportedKind::Function(name.into());
-    let parts: Vec<&str> = name.split('.').collect();
-    let ("llvm", [function, ..]) = (parts[0], &parts[1..]) else { return Err(unknown()) };
-    let bits = |i: usize| args.get(i).map(|arg| arg.1).ok_or_else(unknown);
-    let f = |i: usize| args.get(i).ok_or_else(unknown).and_then(|(ty, bits)| value::float(*bits, ty));
-    if let Some(element) = match parts[1..] {
-        ["nvvm", "ff2bf16x2", "rn"] => Some(Ty::BFloat),
-        ["nvvm", "ff2f16x2", "rn"] => Some(Ty::Half),
-        _ => None,
-    } {
-        // The first operand goes to the high half.
-        let halves = [value::float_bits(f(1)?, &element)?, value::float_bits(f(0)?, &element)?];
-        return Ok(Value::aggregate(halves.map(Value::Bits).to_vec()));
-    }
-    let out = |x: f64| value::float_bits(x, ty);
-    let width = || value::int_bits(ty).ok().filter(|&bits| bits <= 64).ok_or_else(unknown);
-    let signed = |i: usize| Ok::<i64, UnsupportedKind>(value::signed(bits(i)?, width()?));
-    let unsigned = |i: usize| Ok::<u64, UnsupportedKind>(bits(i)? & mask(width()?));
-    let int = |x: i64| Ok::<u64, UnsupportedKind>(x as u64 & mask(width()?));
-    Ok(Value::Bits(match *function {
-        "fptosi" | "fptoui" if parts.get(2) == Some(&"sat") => saturate(*function == "fptosi", width()?, f(0)?),
-        "fma" => num::fused_multiply_add(value::dtype(ty)?, bits(0)?, bits(1)?, bits(2)?),
-        "minnum" => out(num::minimum_number(f(0)?, f(1)?))?,
-        "maxnum" => out(num::maximum_number(f(0)?, f(1)?))?,
-        "fabs" => out(f(0)?.abs())?,
-        "floor" => out(f(0)?.floor())?,
-        "ceil" => out(f(0)?.ceil())?,
-        "trunc" => out(f(0)?.trunc())?,
-        "rint" => out(f(0)?.round_ties_even())?,
-        "sqrt" => out(f(0)?.sqrt())?,
-        "copysign" => out(f(0)?.copysign(f(1)?))?,
-        "abs" => int(signed(0)?.wrapping_abs())?,
-        "smin" => int(signed(0)?.min(signed(1)?))?,
-        "smax" => int(signed(0)?.max(signed(1)?))?,
-        "umin" => unsigned(0)?.min(unsigned(1)?),
-        "umax" => unsigned(0)?.max(unsigned(1)?),
-        _ => return Err(unknown()),
-    }))
-}
-
-/// Converts a float to an integer of `bits` bits, saturating; NaN gives zero.
-fn saturate(signed: bool, bits: u32, x: f64) -> u64 {
-    let (low, high) =
-        if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
-    (x as i128).clamp(low, high) as u64 & mask(bits)
 }
 
 /// Row and column of the warpgroup's accumulator tile that register `r` of a thread holds.

@@ -1,7 +1,7 @@
 //! Checks that the simulator supports every instruction of a module. Support does not depend on operand values, so each
 //! instruction is executed on zeros.
 
-use super::asm;
+use super::callee::Callee;
 use super::error::{SimError, UnsupportedCode, UnsupportedKind};
 use super::machine::atomic;
 use super::parse::{Inst, Line, Module, Ty};
@@ -42,13 +42,17 @@ fn instruction(module: &Module, inst: &Inst) -> Result<(), UnsupportedKind> {
         Inst::Load { ty, .. } | Inst::Store { ty, .. } => in_memory(ty),
         Inst::AtomicLoad { ty, .. } | Inst::CompareExchange { ty, .. } => scalar(ty),
         Inst::Atomic { op, ty, .. } => scalar(ty).and_then(|()| atomic(op, ty, 0, 0).map(drop)),
-        Inst::Call { name, .. } if module.functions.contains_key(name) || asm::is_stateful_intrinsic(name) => Ok(()),
-        Inst::Call { name, ty, args } => {
+        Inst::Call { callee: Callee::Function(name), .. } => match module.functions.contains_key(name) {
+            true => Ok(()),
+            false => Err(UnsupportedKind::Function(name.clone())),
+        },
+        Inst::Call { callee: Callee::Pure(intrinsic), ty, args } => {
             let zeros: Vec<(&Ty, u64)> = args.iter().map(|(ty, _)| (ty, 0)).collect();
-            asm::intrinsic(name, ty, &zeros).map(drop)
+            intrinsic.evaluate(ty, &zeros).map(drop)
         }
         // Assembly is checked when it is parsed.
         Inst::Asm { .. }
+        | Inst::Call { .. }
         | Inst::Select { .. }
         | Inst::ExtractElement { .. }
         | Inst::InsertElement { .. }

@@ -4,6 +4,7 @@
 use super::Global;
 use super::barriers::{BulkCopy, MAP_BASE, Mbarrier, NamedBarrier};
 use super::bulk_write::{BulkWrite, BulkWrites};
+use super::callee::Callee;
 use super::error::{Fault, SimError, UnsupportedKind};
 use super::global::{AccessKind, Accessor};
 use super::grid::Launch;
@@ -212,8 +213,8 @@ impl<'a> Block<'a> {
     /// Runs one thread until it waits or yields; if no thread can run, executes the collective instructions that are
     /// complete.
     pub fn run_slice(&mut self, global: &mut Global) -> Result<SliceEnd, SimError> {
-        let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
-        if ready.is_empty() {
+        let ready = self.threads.iter().filter(|thread| thread.waiting.is_none()).count();
+        if ready == 0 {
             if self.threads.iter().all(|t| t.waiting == Some(Waiting::Done)) {
                 return self.end(global).map(|()| SliceEnd::Exited).map_err(|e| self.error(None, e));
             }
@@ -233,7 +234,9 @@ impl<'a> Block<'a> {
             let write = self.pending_bulk_writes.swap_remove(which);
             write.apply(&self.shared, self.number, global).map_err(|e| self.error(None, e))?;
         }
-        let t = ready[self.random.below(ready.len())];
+        let chosen = self.random.below(ready);
+        let mut waiting = self.threads.iter().enumerate().filter(|(_, thread)| thread.waiting.is_none());
+        let (t, _) = waiting.nth(chosen).expect("internal error: fewer ready threads than counted");
         self.yields = false;
         while self.threads[t].waiting.is_none() {
             self.step(t, global).map_err(|e| self.error(Some(t), e))?;
@@ -514,7 +517,7 @@ impl<'a> Block<'a> {
                 Value::aggregate(list)
             }
             Inst::ExtractValue { v, i } => self.get(t, v).element(*i),
-            Inst::Call { name, ty, args } => match self.call(t, name, ty, args, result)? {
+            Inst::Call { callee, ty, args } => match self.call(t, callee, ty, args, result)? {
                 Some(v) => v,
                 None => return Ok(()),
             },
@@ -592,44 +595,43 @@ impl<'a> Block<'a> {
     fn call(
         &mut self,
         t: usize,
-        name: &str,
+        callee: &Callee,
         ty: &Ty,
         args: &[(Ty, Operand)],
         result: Option<usize>,
     ) -> Result<Option<Value>, String> {
-        if let Some(f) = self.kernel.functions.get(name).cloned() {
-            let mut registers = vec![Value::Undef; f.registers];
-            for (&p, (_, a)) in f.params.iter().zip(args) {
-                registers[p] = self.get(t, a);
+        let bits = |number: u32| Ok(Some(Value::Bits(u64::from(number))));
+        match callee {
+            Callee::Function(name) => {
+                let function = self.kernel.functions.get(name).cloned();
+                let function = function.ok_or_else(|| format!("a call of `{name}`, which is not defined"))?;
+                let mut registers = vec![Value::Undef; function.registers];
+                for (&p, (_, a)) in function.params.iter().zip(args) {
+                    registers[p] = self.get(t, a);
+                }
+                self.threads[t].frames.push(Frame { function, block: 0, next_line: 0, from: 0, registers, result });
+                Ok(None)
             }
-            self.threads[t].frames.push(Frame { function: f, block: 0, next_line: 0, from: 0, registers, result });
-            return Ok(None);
-        }
-        match name {
-            "llvm.nvvm.shfl.sync.bfly.i32" | "llvm.nvvm.shfl.sync.idx.i32" | "llvm.nvvm.bar.warp.sync" => {
+            Callee::Pure(intrinsic) => {
+                let values: Result<Vec<(&Ty, u64)>, String> =
+                    args.iter().map(|(ty, a)| Ok((ty, self.bits(t, a)?))).collect();
+                Ok(Some(intrinsic.evaluate(ty, &values?)?))
+            }
+            Callee::Shuffle { .. } | Callee::WarpBarrier => {
                 self.threads[t].waiting = Some(Waiting::Warp);
-                return Ok(None);
+                Ok(None)
             }
-            "llvm.nvvm.fence.proxy.async.shared_cta" => {
+            Callee::ProxyFence => {
                 self.shared.clocks.fence(t as u32);
-                return Ok(Some(Value::Undef));
+                Ok(Some(Value::Undef))
             }
-            "llvm.nvvm.read.ptx.sreg.tid.x" => return Ok(Some(Value::Bits(t as u64))),
-            "llvm.assume" | "vprintf" => return Ok(Some(Value::Bits(0))),
-            "llvm.trap" => return Err("the kernel executes a trap".into()),
-            "__assertfail" => return Err("a device_assert failed".into()),
-            _ => {}
+            Callee::ThreadId => bits(t as u32),
+            Callee::ProgramId(axis) => bits(self.program_id[*axis]),
+            Callee::NumPrograms(axis) => bits(self.launch.grid[*axis]),
+            Callee::Nothing => bits(0),
+            Callee::Trap => Err("the kernel executes a trap".into()),
+            Callee::AssertFailed => Err("a device_assert failed".into()),
         }
-        for (register, values) in [("ctaid", self.program_id), ("nctaid", self.launch.grid)] {
-            if let Some(axis) = super::asm::axis_of(name, &format!("llvm.nvvm.read.ptx.sreg.{register}.")) {
-                return Ok(Some(Value::Bits(u64::from(values[axis]))));
-            }
-        }
-        let mut values = Vec::new();
-        for (ty, a) in args {
-            values.push((ty, self.bits(t, a)?));
-        }
-        Ok(Some(super::asm::intrinsic(name, ty, &values)?))
     }
 
     /// Executes an instruction collectively for several threads.
@@ -638,7 +640,7 @@ impl<'a> Block<'a> {
         let (function, block, next_line) = (f.function.clone(), f.block, f.next_line);
         let line = &function.blocks[block][next_line];
         match &line.inst {
-            Inst::Call { name, .. } if name == "llvm.nvvm.bar.warp.sync" => {
+            Inst::Call { callee: Callee::WarpBarrier, .. } => {
                 self.shared.clocks.barrier(members);
                 for &t in members {
                     self.finish(t, None, Value::Undef);
@@ -646,15 +648,14 @@ impl<'a> Block<'a> {
                 }
                 Ok(())
             }
-            Inst::Call { name, args, .. } => {
-                let is_butterfly = name.contains(".bfly.");
+            Inst::Call { callee: Callee::Shuffle { butterfly }, args, .. } => {
                 let mut sources = Vec::new();
                 for &t in members {
                     sources.push((self.get(t, operand(args, 1)?), self.bits(t, operand(args, 2)?)?));
                 }
                 for (i, &t) in members.iter().enumerate() {
                     let lane = sources[i].1 as usize;
-                    let from = if is_butterfly { i ^ lane } else { lane };
+                    let from = if *butterfly { i ^ lane } else { lane };
                     let v = sources.get(from).ok_or("a shuffle from a lane that does not exist")?.0.clone();
                     self.finish(t, line.result, v);
                     self.threads[t].waiting = None;

@@ -30,6 +30,14 @@ struct ReaderCache {
     reader: (u32, u32),
     /// By list: the list that it became by adding the read.
     lists: HashMap<u32, u32>,
+    /// The last of them: neighboring bytes mostly have the same readers.
+    last: (u32, u32),
+}
+
+impl ReaderCache {
+    fn new(reader: (u32, u32)) -> ReaderCache {
+        ReaderCache { reader, lists: HashMap::new(), last: (u32::MAX, 0) }
+    }
 }
 
 /// Shared memory of one block.
@@ -53,7 +61,7 @@ impl Shared {
             async_readers: vec![0; bytes as usize],
             clocks: Clocks::new(threads),
             readers: vec![Reader { before: 0, thread: 0, when: 0 }],
-            added: ReaderCache { reader: (u32::MAX, 0), lists: HashMap::new() },
+            added: ReaderCache::new((u32::MAX, 0)),
         }
     }
 
@@ -74,7 +82,7 @@ impl Shared {
         let at = self.locate(address, len)?;
         let now = self.clocks.now(thread);
         if self.added.reader != (thread, now) {
-            self.added = ReaderCache { reader: (thread, now), lists: HashMap::new() };
+            self.added = ReaderCache::new((thread, now));
         }
         for i in at..at + len {
             let t = &mut self.shadow[i];
@@ -102,11 +110,15 @@ impl Shared {
             if t.readers != 0 && (last.thread, last.when) == (thread, now) {
                 continue;
             }
-            let (list, readers) = (&mut self.added.lists, &mut self.readers);
-            t.readers = *list.entry(t.readers).or_insert_with(|| {
-                readers.push(Reader { before: t.readers, thread, when: now });
-                readers.len() as u32 - 1
-            });
+            let (added, readers) = (&mut self.added, &mut self.readers);
+            if added.last.0 != t.readers {
+                let list = added.lists.entry(t.readers).or_insert_with(|| {
+                    readers.push(Reader { before: t.readers, thread, when: now });
+                    readers.len() as u32 - 1
+                });
+                added.last = (t.readers, *list);
+            }
+            t.readers = added.last.1;
         }
         Ok(self.bytes[at..at + len].to_vec())
     }

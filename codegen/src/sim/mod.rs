@@ -22,6 +22,7 @@ mod barriers;
 mod bulk_write;
 #[cfg(test)]
 mod bulk_write_tests;
+mod callee;
 mod check;
 mod clock;
 mod error;

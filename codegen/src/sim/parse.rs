@@ -1,5 +1,6 @@
 //! Parses the subset of LLVM IR that the GPU lowering emits.
 
+use super::callee::Callee;
 use super::error::{SimError, UnsupportedCode, UnsupportedKind};
 use super::ptx::Program;
 use crate::ir::MemSem;
@@ -137,7 +138,7 @@ pub enum Inst {
         i: usize,
     },
     Call {
-        name: String,
+        callee: Callee,
         ty: Ty,
         args: Vec<(Ty, Operand)>,
     },
@@ -655,7 +656,7 @@ impl<'a> FunctionParser<'a> {
             args.push(self.typed(c)?);
             c.eat(",");
         }
-        let Some((text, constraints)) = asm else { return Ok(Inst::Call { name, ty, args }) };
+        let Some((text, constraints)) = asm else { return Ok(Inst::Call { callee: Callee::of(&name), ty, args }) };
         let constraints: Vec<String> = constraints.split(',').map(String::from).collect();
         // Assembly written by users is arithmetic, even if the lowering could emit the same text.
         let program = match super::asm::is_compiler_asm(&text) && !c.rest.contains(USER_ASM) {

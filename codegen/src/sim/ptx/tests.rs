@@ -3,6 +3,7 @@
 use super::{Program, known_instructions};
 use crate::ir::DType;
 use crate::num;
+use crate::sim::callee::Intrinsic;
 use crate::sim::parse::Ty;
 use crate::sim::value::{self, Value};
 
@@ -299,6 +300,8 @@ fn llvm_conversions_round_once() {
     }
     // A product and a sum of halves whose f64 sum would be a tie.
     let [a, b, c] = [0x3C01u64, 0x3C01, 0x0001];
-    let fma = crate::sim::asm::intrinsic("llvm.fma.f16", &Ty::Half, &[(&Ty::Half, a), (&Ty::Half, b), (&Ty::Half, c)]);
+    let fma = Intrinsic::parse("llvm.fma.f16")
+        .expect("an intrinsic")
+        .evaluate(&Ty::Half, &[(&Ty::Half, a), (&Ty::Half, b), (&Ty::Half, c)]);
     assert_eq!(bits(&fma.unwrap()), num::fused_multiply_add(DType::F16, a, b, c));
 }
