@@ -482,8 +482,6 @@ const TILES: [TileTimes; 19] = [
 pub(crate) struct Memory {
     /// Bytes per element of c that are written, and read where a matrix is added.
     pub bytes: usize,
-    /// Whether threads read a matrix to add, into registers beside the sums.
-    pub reads: bool,
     /// Whether rows of b are contiguous. A buffer of 128-byte rows then has 64 columns, and a `wgmma` reads whole ones.
     pub b_rows: bool,
 }
@@ -491,15 +489,11 @@ pub(crate) struct Memory {
 impl Memory {
     fn of(result: DType, addend: Addend, b_col_major: bool) -> Memory {
         let accesses = if addend == Addend::None { 1 } else { 2 };
-        let reads = matches!(addend, Addend::Itself | Addend::Other);
-        Memory { bytes: accesses * result.bytes(), reads, b_rows: !b_col_major }
+        Memory { bytes: accesses * result.bytes(), b_rows: !b_col_major }
     }
 
-    fn fits(self, Cut { tile: [_, columns], programs }: Cut) -> bool {
-        /// Of those that take turns, with as many registers of sums per thread.
-        const MOST_COLUMNS_WITH_READS: usize = 128;
-        let registers_suffice = !self.reads || programs != Programs::Turns || columns <= MOST_COLUMNS_WITH_READS;
-        registers_suffice && (!self.b_rows || columns.is_multiple_of(64))
+    fn fits(self, Cut { tile: [_, columns], .. }: Cut) -> bool {
+        !self.b_rows || columns.is_multiple_of(64)
     }
 }
 
@@ -651,12 +645,10 @@ mod tests {
         let text = |[m, n, k]: [usize; 3], memory| cut(m, n, k, memory).to_const().to_string();
         let rows = Memory::of(DType::BF16, Addend::None, false);
         assert_eq!([[512, 1280, 5120], [4096, 2560, 2560]].map(|size| text(size, rows)), ["64x128", "128x128t"]);
-        // Gradients of weights in f32. Threads that add a matrix hold it beside the sums.
+        // Gradients of weights in f32.
         let [stored, added, read] =
             [Addend::None, Addend::Atomic, Addend::Other].map(|addend| Memory::of(DType::F32, addend, true));
         assert_eq!([stored.bytes, added.bytes, read.bytes], [4, 8, 8]);
-        let turns = |tile| Cut { tile, programs: Programs::Turns };
-        assert!(added.fits(turns([128, 192])) && !read.fits(turns([128, 192])) && read.fits(turns([128, 128])));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Stores tiles by TMA where threads would write few bytes of each row.
 //!
-//! Does: in loops, or wherever the option says so, replaces a `store_view`, or an `atomic_view` that adds f32, by a
+//! Does: replaces an `atomic_view` that adds f32, and in loops, or wherever the option says so, a `store_view`, by a
 //! `tma_store` if warps hold boxes of the tile ([`WarpBoxes`]), and threads would convert its layout through shared memory
 //! or write less than 16 bytes at a time: a dot's sums, for example. Neither the conversion nor the addresses and bounds
 //! of rows remain.
@@ -33,9 +33,10 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
         return;
     }
     // TMA reads shared memory while the next iteration of a loop computes. A program that ends has to wait, where stores of
-    // threads need no wait.
+    // threads need no wait; but atomics of threads are more instructions.
     let in_loop = |id: OpId| func.block_of(id).is_some_and(|block| is_in_loop(func, block));
-    let wanted = |id: OpId| tma_stores == Some(true) || in_loop(id);
+    let adds = |id: OpId| matches!(func.op(id).op, Op::AtomicView { .. });
+    let wanted = |id: OpId| tma_stores == Some(true) || in_loop(id) || adds(id);
     let axis = AxisAnalysis::new(func);
     let is_store = |id: OpId| match &func.op(id).op {
         Op::StoreView { eviction, .. } => *eviction == Eviction::Normal,
