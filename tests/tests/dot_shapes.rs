@@ -1,6 +1,7 @@
 //! Matmuls: the default tiles compile with every addend, for well-aligned and for arbitrary arguments; and narrow dots
 //! give correct results.
 
+use rayon::prelude::*;
 use tilewright::autotune::{KeyPart, KeyValue, Problem};
 use tilewright::kernels::matmul::{Addend, MATMUL, MATMUL_AUTOTUNE};
 use tilewright::prelude::*;
@@ -15,15 +16,17 @@ use tilewright_tests::numerics::{HostTensor, Random};
 
 #[test]
 fn defaults_fit_with_every_addend() {
+    let mut cases = Vec::new();
     for arch in [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm90a] {
         for dtype in [DType::BF16, DType::F32] {
             for precision in [Precision::Ieee, Precision::Tf32x3] {
-                for size in [64, 256, 2048] {
-                    compile_with_every_addend(arch, dtype, precision, size);
-                }
+                cases.extend([64, 256, 2048].map(|size| (arch, dtype, precision, size)));
             }
         }
     }
+    cases.into_par_iter().for_each(|(arch, dtype, precision, size)| {
+        compile_with_every_addend(arch, dtype, precision, size);
+    });
 }
 
 fn compile_with_every_addend(arch: GpuArch, dtype: DType, precision: Precision, size: i64) {
@@ -114,20 +117,21 @@ fn narrow_dots_are_correct_on_every_architecture() {
                 let at = |l: usize, j: usize| if along_k { bv[j * depth + l] } else { bv[l * n + j] };
                 let want: Vec<f64> =
                     (0..m * n).map(|i| (0..depth).map(|l| av[i / n * depth + l] * at(l, i % n)).sum()).collect();
-                for form in [
+                let forms = [
                     Form::Simulated { arch: GpuArch::Sm80, num_warps: 4, num_stages: 2 },
                     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 2 },
                     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 8, num_stages: 1 },
                     Form::Tma { num_warps: 4, num_stages: 2 },
                     Form::WarpSpecialized { num_warps: 4, num_stages: 2 },
-                ] {
+                ];
+                forms.into_par_iter().for_each(|form| {
                     let mut c = HostTensor::poisoned(DType::F32, &[m, n], &[n, 1]);
                     let args = &mut [Arg::In(&a), Arg::In(&b), Arg::Out(&mut c), depth.into()];
                     let consts = consts! { m = m, n = n, k = k, along_k = along_k };
                     interpret(form, &NARROW, &[dtype], consts, [1, 1, 1], args);
                     let what = format!("{dtype} {m} x {n} x {depth} by {k}, along K: {along_k}, {form:?}");
                     c.check(&what, &want, 1e-7);
-                }
+                });
             }
         }
     }

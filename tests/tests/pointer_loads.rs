@@ -1,6 +1,7 @@
 //! Dots of tiles that are loaded through pointers: the loops prefetch them, against sums in f64. The simulated GPU
 //! reports races, reads of buffers that were not filled, misaligned accesses and accesses out of bounds.
 
+use rayon::prelude::*;
 use tilewright::LaunchArg;
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Func, Op};
@@ -50,7 +51,7 @@ fn matmul_of_the_tutorial() {
         let a = HostTensor::random(dtype, &[m, k], &[k, 1], &mut random);
         let b = HostTensor::random(dtype, &[k, n], &[n, 1], &mut random);
         let want = product(&a.values(), |l, j| b.values()[l * n + j], [m, n, k]);
-        for form in forms() {
+        forms().into_par_iter().for_each(|form| {
             let mut c = HostTensor::poisoned(dtype, &[m, n], &[n, 1]);
             let numbers = [m, n, k, k, 1, n, 1, n, 1].map(Arg::from);
             let tensors = [Arg::In(&a), Arg::In(&b), Arg::Out(&mut c)];
@@ -59,7 +60,7 @@ fn matmul_of_the_tutorial() {
             let programs = m.div_ceil(64) * n.div_ceil(16);
             interpret(form, &POINTER_MATMUL, &[dtype], consts, [programs as u32, 1, 1], args);
             c.check(&format!("{dtype} {m} {n} {k}, {form:?}"), &want, tolerance(dtype));
-        }
+        });
     }
 }
 
@@ -78,14 +79,15 @@ fn pages_and_rows_are_gathered() {
         let pages = HostTensor::random(dtype, &[7 * PAGE, N], &[N, 1], &mut random);
         let (pages_of, row_list) = (HostTensor::indices(&table), HostTensor::indices(&rows));
         let want = product(&a.values(), |l, j| pages.values()[rows[l] * N + j], [M, N, k]);
-        for form in forms() {
+        forms().into_par_iter().for_each(|form| {
             let mut c = HostTensor::poisoned(DType::F32, &[M, N], &[N, 1]);
             let args = &mut [Arg::In(&a), Arg::In(&pages), Arg::In(&pages_of), Arg::Out(&mut c), Arg::from(count)];
             let consts = consts! { m_tile = M, n_tile = N, page = PAGE };
             interpret(form, &PAGED_MATMUL, &[dtype], consts, [1, 1, 1], args);
             c.check(&format!("{count} pages, {form:?}"), &want, 1e-5);
-        }
-        for (form, add) in forms().into_iter().flat_map(|form| [(form, false), (form, true)]) {
+        });
+        let with_and_without = forms().into_par_iter().flat_map(|form| [(form, false), (form, true)]);
+        with_and_without.for_each(|(form, add)| {
             let more = |indices: &[usize]| if add { indices.iter().sum::<usize>() as f64 } else { 0.0 };
             let plus = |x: f64| want.iter().map(|y| y + x).collect::<Vec<f64>>();
 
@@ -101,7 +103,7 @@ fn pages_and_rows_are_gathered() {
             let consts = consts! { m_tile = M, n_tile = N, k_tile = PAGE, add = add };
             interpret(form, &GATHERED_MATMUL, &[dtype], consts, [1, 1, 1], args);
             c.check(&format!("{k} rows, {form:?}, {add}"), &plus(more(&rows)), 1e-5);
-        }
+        });
     }
 }
 

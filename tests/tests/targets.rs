@@ -1,7 +1,9 @@
 //! Every kernel, for every target and element type: compilation gives code that `ptxas` assembles, or an `Unsupported`
 //! error, and never panics.
 
+use rayon::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::MATMUL;
@@ -19,43 +21,68 @@ const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArc
 /// Time limit of one compilation.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Outcomes of compilations.
+/// Compilations that may fail, but must not panic.
 #[derive(Default)]
-struct Outcomes {
-    failures: Vec<String>,
-    compiled: usize,
-    unsupported: Vec<String>,
+struct Compilations(Vec<Compilation>);
+
+struct Compilation {
+    what: String,
+    func: Arc<Func>,
+    target: Target,
+    options: CompileOptions,
 }
 
-impl Outcomes {
+enum Outcome {
+    Compiled,
+    Unsupported(String),
+    Failed(String),
+}
+
+impl Compilation {
     /// Compiles, and assembles PTX. An error must be `Unsupported`, which names what the target lacks.
-    fn add(&mut self, what: &str, func: &Func, target: &Target, options: &CompileOptions) {
+    fn run(&self) -> Outcome {
+        let Compilation { what, func, target, options } = self;
         let start = Instant::now();
         let compiled = catch_unwind(AssertUnwindSafe(|| pipeline::compile(func, target, options, &mut ())));
-        match compiled {
-            Err(_) => self.failures.push(format!("{what}: panicked")),
+        let outcome = match compiled {
+            Err(_) => Outcome::Failed(format!("{what}: panicked")),
             Ok(Err(pipeline::CompileError::Unsupported(why))) => {
-                self.unsupported.push(format!("{what}: {}", why.message))
+                Outcome::Unsupported(format!("{what}: {}", why.message))
             }
-            Ok(Err(e)) => self.failures.push(format!("{what}: {e}")),
-            Ok(Ok(artifact)) => {
-                self.compiled += 1;
-                if let (Code::Ptx(ptx), Target::Nvptx(arch), Some(ptxas)) = (&artifact.code, target, &ptxas::find())
-                    && let Err(e) = ptxas::assemble(ptxas, ptx, arch.name())
-                {
-                    self.failures.push(format!("{what}: {e}"));
-                }
-            }
+            Ok(Err(e)) => Outcome::Failed(format!("{what}: {e}")),
+            Ok(Ok(artifact)) => match (&artifact.code, target, &ptxas::find()) {
+                (Code::Ptx(ptx), Target::Nvptx(arch), Some(ptxas)) => match ptxas::assemble(ptxas, ptx, arch.name()) {
+                    Ok(_) => Outcome::Compiled,
+                    Err(e) => Outcome::Failed(format!("{what}: {e}")),
+                },
+                _ => Outcome::Compiled,
+            },
+        };
+        match start.elapsed() {
+            took if took > LIMIT => Outcome::Failed(format!("{what}: took {took:?}")),
+            _ => outcome,
         }
-        if start.elapsed() > LIMIT {
-            self.failures.push(format!("{what}: took {:?}", start.elapsed()));
-        }
+    }
+}
+
+impl Compilations {
+    fn add(&mut self, what: String, func: &Arc<Func>, target: &Target, options: &CompileOptions) {
+        self.0.push(Compilation { what, func: func.clone(), target: target.clone(), options: options.clone() });
     }
 
     fn check(self, min_compiled: usize) {
-        println!("{} compiled, {} unsupported\n{}", self.compiled, self.unsupported.len(), self.unsupported.join("\n"));
-        assert!(self.failures.is_empty(), "{}", self.failures.join("\n"));
-        assert!(self.compiled >= min_compiled, "{} compiled, expected at least {min_compiled}", self.compiled);
+        let outcomes: Vec<Outcome> = self.0.par_iter().map(Compilation::run).collect();
+        let (mut compiled, mut unsupported, mut failures) = (0, Vec::new(), Vec::new());
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Compiled => compiled += 1,
+                Outcome::Unsupported(why) => unsupported.push(why),
+                Outcome::Failed(why) => failures.push(why),
+            }
+        }
+        println!("{compiled} compiled, {} unsupported\n{}", unsupported.len(), unsupported.join("\n"));
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+        assert!(compiled >= min_compiled, "{compiled} compiled, expected at least {min_compiled}");
     }
 }
 
@@ -65,7 +92,7 @@ fn targets() -> Vec<Target> {
 
 #[test]
 fn every_kernel_compiles_for_every_target() {
-    let mut outcomes = Outcomes::default();
+    let mut compilations = Compilations::default();
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         for configuration in configurations(dtype) {
             // Kernels whose dots support fewer types than their type parameters fail when they are recorded.
@@ -73,18 +100,19 @@ fn every_kernel_compiles_for_every_target() {
             let Ok(func) = configuration.def.record(&configuration.dtypes, &configuration.consts, &spec) else {
                 continue;
             };
+            let func = Arc::new(func);
             for target in targets() {
                 let what = format!("{} of {dtype} for {target}", configuration.def.name);
-                outcomes.add(&what, &func, &target, &configuration.options);
+                compilations.add(what, &func, &target, &configuration.options);
             }
         }
     }
-    outcomes.check(300);
+    compilations.check(300);
 }
 
 #[test]
 fn every_example_compiles_for_every_target() {
-    let mut outcomes = Outcomes::default();
+    let mut compilations = Compilations::default();
     let schedules = [
         Schedule::default(),
         Schedule { tma: Some(true), overlap: Some(true), ..Schedule::default() },
@@ -93,6 +121,7 @@ fn every_example_compiles_for_every_target() {
     for variant in variants() {
         let spec = Specialization::aligned_memory(variant.def);
         let func = variant.def.record(&variant.dtypes, &variant.consts, &spec).unwrap_or_else(|e| panic!("{e}"));
+        let func = Arc::new(func);
         for target in targets() {
             // Other targets have one schedule.
             let several = target == Target::Nvptx(GpuArch::Sm90a);
@@ -101,12 +130,12 @@ fn every_example_compiles_for_every_target() {
                     let options =
                         CompileOptions { num_warps, schedule, ptx_version: PTX_VERSION, ..CompileOptions::default() };
                     let what = format!("{} for {target}, {num_warps} warps, schedule {i}", variant.def.name);
-                    outcomes.add(&what, &func, &target, &options);
+                    compilations.add(what, &func, &target, &options);
                 }
             }
         }
     }
-    outcomes.check(150);
+    compilations.check(150);
 }
 
 /// Dots of every small shape, with every instruction that the target has for them.
@@ -114,7 +143,7 @@ fn every_example_compiles_for_every_target() {
 /// A thread has at most 128 accumulators: with more, ptxas takes up to 20 s for its spills, and says nothing else.
 #[test]
 fn dots_of_every_shape_compile() {
-    let mut outcomes = Outcomes::default();
+    let mut compilations = Compilations::default();
     for (dtype, precision) in
         [(DType::BF16, Precision::Ieee), (DType::F32, Precision::Tf32), (DType::F32, Precision::Tf32x3)]
     {
@@ -131,7 +160,7 @@ fn dots_of_every_shape_compile() {
                 m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, activation = Activation::None, precision = precision,
             };
             for spec in [well_aligned(&MATMUL), Specialization::default()] {
-                let func = MATMUL.record(&[dtype; 2], consts, &spec).unwrap_or_else(|e| panic!("{e}"));
+                let func = Arc::new(MATMUL.record(&[dtype; 2], consts, &spec).unwrap_or_else(|e| panic!("{e}")));
                 for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
                     for (num_warps, wgmma_f32) in [(1, false), (4, false), (4, true), (8, true)] {
                         let same_as_without = arch == GpuArch::Sm80 || dtype != DType::F32;
@@ -149,13 +178,13 @@ fn dots_of_every_shape_compile() {
                         let what = format!(
                             "{dtype} {precision:?} {m_tile} x {n_tile} x {k_tile}, {num_warps} warps, {schedule:?}, {arch:?}"
                         );
-                        outcomes.add(&what, &func, &Target::Nvptx(arch), &options);
+                        compilations.add(what, &func, &Target::Nvptx(arch), &options);
                     }
                 }
             }
         }
     }
-    outcomes.check(200);
+    compilations.check(200);
 }
 
 /// `setmaxnreg.inc` blocks forever if the block was launched with too few registers.

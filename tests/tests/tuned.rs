@@ -1,6 +1,7 @@
 //! The shipped tuning tables: their configurations parse, pass the estimate of resources, and neither spill nor
 //! serialize wgmma in `ptxas`.
 
+use rayon::prelude::*;
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem};
 use tilewright::kernels::{AUTOTUNED, attention};
 use tilewright::prelude::*;
@@ -203,9 +204,9 @@ fn shipped_choices_are_in_the_spaces() {
 #[test]
 fn register_estimate_keeps_every_shipped_config() {
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-        for variant in variants(&[DType::F32, DType::BF16], &[32, 64, 80, 128, 256], arch) {
-            assert_eq!(over_limit(&variant, arch), None, "{} on {arch:?}", variant.what());
-        }
+        variants(&[DType::F32, DType::BF16], &[32, 64, 80, 128, 256], arch).par_iter().for_each(|variant| {
+            assert_eq!(over_limit(variant, arch), None, "{} on {arch:?}", variant.what());
+        });
         for kernel in [DType::F32, DType::BF16].into_iter().flat_map(configurations) {
             let func = kernel.record(&well_aligned(kernel.def));
             let estimate = pipeline::estimate_resources(&func, arch, &kernel.options).unwrap();
@@ -282,16 +283,14 @@ fn tables_with_former_names_hold_the_same_choices() {
 #[test]
 fn shipped_attention_neither_spills_nor_serializes_wgmma() {
     let Some(ptxas) = ptxas::find() else { return };
-    let mut failures = Vec::new();
-    for variant in variants(&[DType::BF16, DType::F32], &[16, 32, 64, 80, 128], GpuArch::Sm90a) {
-        match variant.ptx().and_then(|ptx| ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name())) {
-            Err(why) => failures.push(format!("{}: {why}", variant.what())),
-            Ok(found) if found.serialized || found.spills > 0 => {
-                failures.push(format!("{}: {found:?}", variant.what()));
-            }
-            Ok(_) => {}
-        }
-    }
+    let variants = variants(&[DType::BF16, DType::F32], &[16, 32, 64, 80, 128], GpuArch::Sm90a);
+    let failure =
+        |variant: &Variant| match variant.ptx().and_then(|ptx| ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name())) {
+            Err(why) => Some(format!("{}: {why}", variant.what())),
+            Ok(found) if found.serialized || found.spills > 0 => Some(format!("{}: {found:?}", variant.what())),
+            Ok(_) => None,
+        };
+    let failures: Vec<String> = variants.par_iter().filter_map(failure).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
