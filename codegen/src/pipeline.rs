@@ -186,7 +186,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options).expect(chosen));
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f).expect(chosen));
     p.pass("alternate_buffers", Stage::Async, alternate_buffers::run);
-    p.pass("prefetch_views", Stage::Async, |f| prefetch_views::run(f, arch, options));
+    p.pass("prefetch_views", Stage::Async, prefetch_views::run);
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
     p.pass("cse_async", Stage::Async, |f| {
         cse::run(f);

@@ -482,6 +482,9 @@ const TILES: [TileTimes; 19] = [
 pub(crate) struct Memory {
     /// Bytes per element of c that are written, and read where a matrix is added.
     pub bytes: usize,
+    /// Whether threads hold a matrix to add beside the sums: its previous content that they read, or a matrix of another
+    /// layout than the sums in f32, of which stores load a few elements at a time.
+    pub held: bool,
     /// Whether rows of b are contiguous. A buffer of 128-byte rows then has 64 columns, and a `wgmma` reads whole ones.
     pub b_rows: bool,
 }
@@ -489,11 +492,15 @@ pub(crate) struct Memory {
 impl Memory {
     fn of(result: DType, addend: Addend, b_col_major: bool) -> Memory {
         let accesses = if addend == Addend::None { 1 } else { 2 };
-        Memory { bytes: accesses * result.bytes(), b_rows: !b_col_major }
+        let held = addend == Addend::Itself || addend == Addend::Other && result != DType::F32;
+        Memory { bytes: accesses * result.bytes(), held, b_rows: !b_col_major }
     }
 
-    fn fits(self, Cut { tile: [_, columns], .. }: Cut) -> bool {
-        !self.b_rows || columns.is_multiple_of(64)
+    fn fits(self, Cut { tile: [_, columns], programs }: Cut) -> bool {
+        /// Of those that take turns, with as many registers of sums per thread.
+        const MOST_COLUMNS_HELD: usize = 128;
+        let registers_suffice = !self.held || programs != Programs::Turns || columns <= MOST_COLUMNS_HELD;
+        registers_suffice && (!self.b_rows || columns.is_multiple_of(64))
     }
 }
 
@@ -645,10 +652,14 @@ mod tests {
         let text = |[m, n, k]: [usize; 3], memory| cut(m, n, k, memory).to_const().to_string();
         let rows = Memory::of(DType::BF16, Addend::None, false);
         assert_eq!([[512, 1280, 5120], [4096, 2560, 2560]].map(|size| text(size, rows)), ["64x128", "128x128t"]);
-        // Gradients of weights in f32.
-        let [stored, added, read] =
-            [Addend::None, Addend::Atomic, Addend::Other].map(|addend| Memory::of(DType::F32, addend, true));
+        // Gradients of weights in f32. Threads hold other matrices that they add beside the sums.
+        let of = |addend| Memory::of(DType::F32, addend, true);
+        let [stored, added, read, held] = [Addend::None, Addend::Atomic, Addend::Other, Addend::Itself].map(of);
         assert_eq!([stored.bytes, added.bytes, read.bytes], [4, 8, 8]);
+        let turns = |tile| Cut { tile, programs: Programs::Turns };
+        let narrow = Memory::of(DType::BF16, Addend::Other, true);
+        assert_eq!([added, read, held, narrow].map(|of| of.fits(turns([128, 192]))), [true, true, false, false]);
+        assert!(held.fits(turns([128, 128])));
     }
 
     #[test]

@@ -126,6 +126,11 @@ pub const PASSES: &[Pass] = &[
     },
     Pass { name: "order_dots", summary: "schedule wgmma as early as its operands allow", run: order_dots::run },
     Pass {
+        name: "prefetch_views",
+        summary: "bring what is read after a loop of products into the L2 cache while it runs",
+        run: prefetch_views::run,
+    },
+    Pass {
         name: "resolve_views",
         summary: "rebuild views at their uses; loops carry only offsets that change",
         run: resolve_views::run,
@@ -185,14 +190,6 @@ pub const TARGET_PASSES: &[TargetPass] = &[
         name: "pipeline_loads",
         summary: "prefetch loads into rings, as scheduled (stage async)",
         run: |f, _, _| pipeline_loads::run(f).map(|()| Vec::new()),
-    },
-    TargetPass {
-        name: "prefetch_views",
-        summary: "bring what is read after a loop of products into the L2 cache while it runs",
-        run: |f, arch, options| {
-            prefetch_views::run(f, arch, options);
-            Ok(Vec::new())
-        },
     },
     TargetPass {
         name: "pingpong",

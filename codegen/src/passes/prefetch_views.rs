@@ -1,20 +1,19 @@
 //! Brings what a kernel reads after a loop of products into the L2 cache while the loop runs.
 //!
-//! Does: where a block reads a view of two dimensions, or adds to its memory, after a loop with a dot in the same block,
-//! puts a `prefetch_view` of a few rows into that loop: the next rows in each iteration. Otherwise all programs would read
-//! at once, and wait, when the tensor cores have nothing to do. All rows before the loop would delay its first loads, and
-//! in a long loop there is less to gain than other loads lose.
-//! Requires: stage *schedule*, before `rotate_loops`.
+//! Does: in kernels that load by TMA, where a block reads a view of two dimensions, or adds to its memory, after a loop with
+//! a dot in the same block, puts a `prefetch_view` of a few rows into the first such loop: the next rows in each iteration.
+//! Otherwise all programs would read at once, and wait, when the tensor cores have nothing to do. A prefetch of all rows
+//! before the loop would delay the loop's first loads, and in a long loop there is less to gain than other loads lose.
+//! Requires: stage *async*, before `rotate_loops`.
 //! Keeps: results.
 //! Does not: blocks of less than [`MIN_BYTES`], views that depend on the loop, and those that TMA cannot fetch. Rows for
-//! which a loop has too few iterations are left out.
+//! which a loop has too few iterations, or more than [`MOST_ITERATIONS`] would be needed, are left out.
 
 use crate::analysis::access_layout::view_operands;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::tensor_map;
-use crate::ir::nested::{copy_op, dot_loop_before};
+use crate::ir::nested::{copy_op, dot_loop_before, uses};
 use crate::ir::{BinaryOp, Builder, CmpOp, DType, Effects, Func, Op, OpId, Type, Value};
-use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
 
 /// Smaller blocks do not pay for a tensor map and its coordinates.
@@ -26,8 +25,9 @@ const ROWS: usize = 8;
 const MOST_ITERATIONS: i64 = 16;
 
 /// Runs the pass.
-pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
-    if arch < GpuArch::Sm90a || options.schedule.tma == Some(false) {
+pub fn run(func: &mut Func) {
+    let by_tma = func.walk().iter().any(|&id| matches!(func.op(id).op, Op::TmaLoad { .. }));
+    if !by_tma {
         return;
     }
     let axis = AxisAnalysis::new(func);
@@ -110,8 +110,7 @@ impl Prefetch {
 /// Whether a value that is visible in the block of `before` is defined before it, or can be computed there.
 fn is_known_before(func: &Func, v: Value, before: OpId) -> bool {
     let Some(def) = defined_after(func, v, before) else { return true };
-    let data = func.op(def);
-    data.op.effects() == Effects::Pure && data.operands.iter().all(|&operand| is_known_before(func, operand, before))
+    func.op(def).op.effects() == Effects::Pure && uses(func, def).iter().all(|&v| is_known_before(func, v, before))
 }
 
 /// The op that defines a value, if it is `before` or follows it in its block.
@@ -123,8 +122,8 @@ fn defined_after(func: &Func, v: Value, before: OpId) -> Option<OpId> {
 /// The value, or a copy of it that is computed before an op.
 fn copy_before(func: &mut Func, v: Value, before: OpId, copies: &mut HashMap<Value, Value>) -> Value {
     if let Some(def) = defined_after(func, v, before).filter(|_| !copies.contains_key(&v)) {
-        for operand in func.op(def).operands.clone() {
-            copy_before(func, operand, before, copies);
+        for used in uses(func, def) {
+            copy_before(func, used, before, copies);
         }
         let copy = copy_op(func, def, copies);
         func.insert(func.parent_block(before), func.position(before), &[copy]);

@@ -1,7 +1,7 @@
 //! Stores tiles by TMA where threads would write few bytes of each row.
 //!
-//! Does: replaces an `atomic_view` that adds f32, and in loops, or wherever the option says so, a `store_view`, by a
-//! `tma_store` if warps hold boxes of the tile ([`WarpBoxes`]), and threads would convert its layout through shared memory
+//! Does: in loops, or wherever the option says so, replaces a `store_view`, or an `atomic_view` that adds f32 (with warp
+//! specialization outside of loops too), by a `tma_store` if warps hold boxes of the tile ([`WarpBoxes`]), and threads would convert its layout through shared memory
 //! or write less than 16 bytes at a time: a dot's sums, for example. Neither the conversion nor the addresses and bounds
 //! of rows remain.
 //! Requires: stage *layout*.
@@ -28,14 +28,14 @@ const WIDE: usize = 16;
 
 /// Runs the pass.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
-    let Schedule { tma, tma_stores, .. } = options.schedule;
+    let Schedule { tma, tma_stores, warp_specialize, .. } = options.schedule;
     if arch < GpuArch::Sm90a || tma == Some(false) || tma_stores == Some(false) || may_release_stores(func) {
         return;
     }
     // TMA reads shared memory while the next iteration of a loop computes. A program that ends has to wait, where stores of
-    // threads need no wait; but atomics of threads are more instructions.
+    // threads need no wait; but atomics of threads are more instructions. Consumers have the memory of the rings then.
     let in_loop = |id: OpId| func.block_of(id).is_some_and(|block| is_in_loop(func, block));
-    let adds = |id: OpId| matches!(func.op(id).op, Op::AtomicView { .. });
+    let adds = |id: OpId| warp_specialize == Some(true) && matches!(func.op(id).op, Op::AtomicView { .. });
     let wanted = |id: OpId| tma_stores == Some(true) || in_loop(id) || adds(id);
     let axis = AxisAnalysis::new(func);
     let is_store = |id: OpId| match &func.op(id).op {

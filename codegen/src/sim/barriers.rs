@@ -84,7 +84,8 @@ impl<'a> Block<'a> {
         global: &mut Global,
     ) -> Result<Option<bool>, String> {
         let arg = |this: &Self, i: usize| this.bits(t, operand(args, i)?);
-        let unguarded = text.trim_start_matches("{.reg .pred done; again: ").trim_start_matches("@$0 ");
+        let guarded = text.strip_prefix("@$0 ").filter(|text| text.starts_with("cp.async.bulk.prefetch."));
+        let unguarded = guarded.unwrap_or(text).trim_start_matches("{.reg .pred done; again: ");
         let op = unguarded.split([' ', ';']).next().unwrap_or("");
         match op {
             "mbarrier.init.shared::cta.b64" => {

@@ -32,13 +32,16 @@ fn defer(func: &Func, written: &HashSet<Value>, store: OpId, v: Value, found: &m
     let fits = func.block_of(id) == func.block_of(store)
         && func.uses(v).len() == 1
         && func.ty(v).layout() == layout
-        // Other elements are computed several at a time.
+        // 8-bit integers are computed four at a time, in words.
         && matches!(func.ty(v).elem(), Some(Elem::Num(dtype)) if dtype.is_float() && dtype.bits() >= 16);
     if !fits {
         return false;
     }
     let is_deferred = match data.op {
-        Op::LoadView { .. } => underlying_arguments(func, data.operands[0]).is_disjoint(written),
+        Op::LoadView { .. } => {
+            let read = underlying_arguments(func, data.operands[0]);
+            !read.is_empty() && read.is_disjoint(written)
+        }
         Op::Unary(_) | Op::Binary(_) | Op::Fma | Op::Cast => {
             // All operands, not only the first with a load.
             data.operands.iter().filter(|&&operand| defer(func, written, store, operand, found)).count() > 0
@@ -73,11 +76,15 @@ impl<'f> Lowering<'f> {
 
     /// Loads the elements in some registers of the layout.
     pub(super) fn load_box(&mut self, loads: &mut [DeferredLoad<'f>], registers: &[usize]) -> HashMap<Value, Regs> {
-        let one = |load: &mut DeferredLoad<'f>| {
-            let loaded = self.load_registers(load.id, &mut load.block, registers);
-            (self.func.result(load.id), Rc::new(loaded))
-        };
-        loads.iter_mut().map(one).collect()
+        let store = self.loc.clone();
+        let mut loaded = HashMap::new();
+        for load in loads {
+            self.e.set_loc(&self.func.op(load.id).loc);
+            let registers = self.load_registers(load.id, &mut load.block, registers);
+            loaded.insert(self.func.result(load.id), Rc::new(registers));
+        }
+        self.e.set_loc(&store);
+        loaded
     }
 
     /// The elements of a tile in some registers of the layout, with the results of the loads that it needs.

@@ -167,7 +167,9 @@ impl<'f> Lowering<'f> {
         let layout = self.tile_layout(data.results[0]);
         let vector = view_vector_width(self.func, &self.axis, data.operands[0], &block.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(block.parts.order[0]));
-        let is_run = |run: &[usize]| run[0].is_multiple_of(vector) && run.windows(2).all(|w| w[1] == w[0] + 1);
+        let is_run = |run: &[usize]| {
+            run.len() == vector && run[0].is_multiple_of(vector) && run.windows(2).all(|w| w[1] == w[0] + 1)
+        };
         let vector = if registers.chunks(vector).all(is_run) { vector } else { 1 };
         let fill = match padding {
             Padding::Zero => 0u64,

@@ -30,9 +30,9 @@ impl Assignments<'_> {
         if suffices { assigned } else { memory }
     }
 
-    /// Loads tiles after a loop of products, in a loop, in the layout of the elementwise op that uses them, if that is of a
-    /// dot and lanes fill sectors: rings, or other programs of the block, use the memory that a conversion of the layout
-    /// would take.
+    /// In a loop, loads tiles that follow a loop of products in the layout of the elementwise op that uses them, if that is
+    /// of a dot and lanes fill sectors. Rings, or other programs of the block, then use the memory that a conversion of the
+    /// layout would take.
     pub(super) fn load_in_place(&mut self) {
         for id in self.func.walk() {
             let data = self.func.op(id);
