@@ -482,8 +482,8 @@ const TILES: [TileTimes; 19] = [
 pub(crate) struct Memory {
     /// Bytes per element of c that are written, and read where a matrix is added.
     pub bytes: usize,
-    /// Whether threads hold a matrix to add beside the sums: its previous content that they read, or a matrix of another
-    /// layout than the sums in f32, of which stores load a few elements at a time.
+    /// Whether threads hold a matrix to add beside the sums: the previous content of c, or another matrix that is not in
+    /// f32. (Stores load a few elements of another matrix in f32 at a time.)
     pub held: bool,
     /// Whether rows of b are contiguous. A buffer of 128-byte rows then has 64 columns, and a `wgmma` reads whole ones.
     pub b_rows: bool,

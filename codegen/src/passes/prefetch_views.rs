@@ -6,8 +6,8 @@
 //! before the loop would delay the loop's first loads, and in a long loop there is less to gain than other loads lose.
 //! Requires: stage *async*, before `rotate_loops`.
 //! Keeps: results.
-//! Does not: blocks of less than [`MIN_BYTES`], views that depend on the loop, and those that TMA cannot fetch. Rows for
-//! which a loop has too few iterations, or more than [`MOST_ITERATIONS`] would be needed, are left out.
+//! Does not: blocks of less than [`MIN_BYTES`], views that depend on the loop, and those that TMA cannot fetch. Rows beyond
+//! the last iteration are left out, and loops of more than [`MOST_ITERATIONS`] prefetch nothing.
 
 use crate::analysis::access_layout::view_operands;
 use crate::analysis::axis::AxisAnalysis;
