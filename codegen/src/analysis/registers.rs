@@ -89,7 +89,7 @@ pub fn source(func: &Func, v: Value) -> Value {
 }
 
 fn is_dot(op: &Op) -> bool {
-    matches!(op, Op::Dot { .. } | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } | Op::WgmmaWait { .. })
+    op.is_dot() || matches!(op, Op::WgmmaWait { .. })
 }
 
 fn is_loop(op: &Op) -> bool {

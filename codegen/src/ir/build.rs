@@ -22,6 +22,24 @@ impl Op {
     /// A counted loop without hints.
     pub const PLAIN_FOR: Op =
         Op::For { num_stages: None, unroll: None, warp_specialize: None, overlap: None, split: None, replicas: None };
+
+    /// Whether the op multiplies tiles, at any stage.
+    pub fn is_dot(&self) -> bool {
+        matches!(self, Op::Dot { .. } | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. })
+    }
+
+    /// Whether the op writes global memory, and no shared memory that other ops read.
+    pub fn only_writes_global_memory(&self) -> bool {
+        matches!(
+            self,
+            Op::Store { .. }
+                | Op::StoreView { .. }
+                | Op::TmaStore { .. }
+                | Op::AtomicRmw { .. }
+                | Op::AtomicCas { .. }
+                | Op::AtomicView { .. }
+        )
+    }
 }
 
 impl<'f> Builder<'f> {

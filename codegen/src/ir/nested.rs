@@ -25,11 +25,9 @@ pub fn is_in_loop(func: &Func, block: BlockId) -> bool {
 
 /// The first loop with a dot that precedes an op in its block.
 pub fn dot_loop_before(func: &Func, id: OpId) -> Option<OpId> {
-    let is_dot =
-        |&op: &OpId| matches!(func.op(op).op, Op::Dot { .. } | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. });
     let multiplies = |&op: &OpId| {
         let data = func.op(op);
-        matches!(data.op, Op::For { .. }) && func.block(data.regions[0]).ops.iter().any(is_dot)
+        matches!(data.op, Op::For { .. }) && func.block(data.regions[0]).ops.iter().any(|&op| func.op(op).op.is_dot())
     };
     func.block(func.block_of(id)?).ops[..func.position(id)].iter().copied().find(multiplies)
 }
@@ -64,6 +62,27 @@ pub fn copy_op(func: &mut Func, id: OpId, map: &mut HashMap<Value, Value>) -> Op
     let copy = func.create_op(data.op, operands, types, regions, data.loc);
     map.extend(data.results.into_iter().zip(func.op(copy).results.iter().copied()));
     copy
+}
+
+/// Copies the computation of a value: its op, if `copies` holds for it, after those that compute the operands; `put` puts each
+/// copy into a block. `map` has known replacements, and receives those that are made. Returns that of the value, or the value.
+pub fn copy_slice(
+    func: &mut Func,
+    v: Value,
+    map: &mut HashMap<Value, Value>,
+    copies: impl Fn(&Func, OpId) -> bool + Copy,
+    put: impl Fn(&mut Func, OpId) + Copy,
+) -> Value {
+    if let Some(&known) = map.get(&v) {
+        return known;
+    }
+    let Some(id) = func.def_op(v).filter(|&id| copies(func, id)) else { return v };
+    for operand in func.op(id).operands.clone() {
+        copy_slice(func, operand, map, copies, put);
+    }
+    let copy = copy_op(func, id, map);
+    put(func, copy);
+    map[&v]
 }
 
 /// Copies a region for another op, with the replacements of `map`, which receives the values of the copy.

@@ -83,7 +83,9 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSe
                 let writes = match data.op {
                     Op::BlockBarrier { .. } => true,
                     Op::MbarrierArrive { .. } => data.operands.len() == 2,
-                    _ => data.op.effects() == Effects::Write && !only_writes_global_memory(&data.op),
+                    // A `wgmma` in flight does not read global memory, and no buffer that it reads shares memory with the
+                    // scratch memory of an op that writes global memory.
+                    _ => data.op.effects() == Effects::Write && !data.op.only_writes_global_memory(),
                 };
                 let rewrites = data.results.iter().any(|v| overwritten_operand == Some(*v));
                 end || region || writes || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
@@ -105,20 +107,6 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSe
     for wait in waits {
         sink_loads(func, block, wait);
     }
-}
-
-/// Whether an op writes global memory alone. A `wgmma` in flight does not read it, and no buffer that the `wgmma` reads
-/// shares memory with the scratch memory of such an op.
-fn only_writes_global_memory(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Store { .. }
-            | Op::StoreView { .. }
-            | Op::TmaStore { .. }
-            | Op::AtomicRmw { .. }
-            | Op::AtomicCas { .. }
-            | Op::AtomicView { .. }
-    )
 }
 
 /// Removes the arrivals that release buffers after a `wgmma`, so that they do not force an early wait. The caller

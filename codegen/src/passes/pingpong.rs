@@ -84,13 +84,7 @@ fn may_synchronize(func: &Func, region: BlockId, op: OpId) -> bool {
         let writes = match data.op {
             Op::LocalAlloc => !data.operands.is_empty(),
             Op::LocalStore | Op::BlockBarrier { .. } => true,
-            Op::Store { .. }
-            | Op::StoreView { .. }
-            | Op::TmaStore { .. }
-            | Op::AtomicRmw { .. }
-            | Op::AtomicCas { .. }
-            | Op::AtomicView { .. } => true,
-            _ => false,
+            _ => data.op.only_writes_global_memory(),
         };
         writes || scratch::bytes(func, id) > 0 || data.operands.iter().any(|&v| is_written_in_loop(func, region, v))
     })

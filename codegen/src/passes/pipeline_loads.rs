@@ -10,6 +10,7 @@
 //! Keeps: results. Barriers other than those of the rings are placed later.
 //! Does not: choose. [`crate::schedule`] does. Loops of a partition have no such loads.
 
+use crate::ir::nested::copy_slice;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Func, Op, OpId, Type, Value};
 use crate::schedule::candidates::{Candidate, ahead_ops, scheduled_loads};
 use crate::schedule::stages;
@@ -357,18 +358,8 @@ impl<'f> Pipeline<'f> {
 
     /// Clones the computation of a value of the loop body, for the iteration that `map` describes.
     fn clone_slice(&mut self, block: BlockId, v: Value, map: &mut HashMap<Value, Value>) -> Value {
-        if let Some(&known) = map.get(&v) {
-            return known;
-        }
-        let Some(id) = self.func.def_op(v).filter(|&id| self.func.is_in(id, self.region)) else { return v };
-        let data = self.func.op(id).clone();
-        let operands = data.operands.iter().map(|&o| self.clone_slice(block, o, map)).collect();
-        let types = data.results.iter().map(|&r| self.func.ty(r).clone()).collect();
-        let copy = self.func.append(block, data.op, operands, types, vec![], data.loc);
-        for (&old, &new) in data.results.iter().zip(&self.func.op(copy).results.clone()) {
-            map.insert(old, new);
-        }
-        map[&v]
+        let region = self.region;
+        copy_slice(self.func, v, map, |func, id| func.is_in(id, region), |func, copy| func.push(block, copy))
     }
 
     /// Whether a buffer (or a view of it) that `cp.async` fills is an operand of `wgmma`.

@@ -12,7 +12,7 @@
 use crate::analysis::access_layout::view_operands;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::tensor_map;
-use crate::ir::nested::{copy_op, dot_loop_before, uses};
+use crate::ir::nested::{copy_slice, dot_loop_before};
 use crate::ir::{BinaryOp, Builder, CmpOp, DType, Effects, Func, Op, OpId, Type, Value};
 use std::collections::HashMap;
 
@@ -110,24 +110,19 @@ impl Prefetch {
 
 /// Whether a value that is visible in the block of `before` is defined before it, or can be computed there.
 fn is_known_before(func: &Func, v: Value, before: OpId) -> bool {
-    let Some(def) = defined_after(func, v, before) else { return true };
-    func.op(def).op.effects() == Effects::Pure && uses(func, def).iter().all(|&v| is_known_before(func, v, before))
+    let Some(def) = func.def_op(v).filter(|&def| is_after(func, def, before)) else { return true };
+    let data = func.op(def);
+    let can_move = data.op.effects() == Effects::Pure && data.regions.is_empty();
+    can_move && data.operands.iter().all(|&operand| is_known_before(func, operand, before))
 }
 
-/// The op that defines a value, if it is `before` or follows it in its block.
-fn defined_after(func: &Func, v: Value, before: OpId) -> Option<OpId> {
-    let def = func.def_op(v)?;
-    (func.block_of(def) == func.block_of(before) && func.position(def) >= func.position(before)).then_some(def)
+/// Whether an op is `before`, or follows it in its block.
+fn is_after(func: &Func, id: OpId, before: OpId) -> bool {
+    func.block_of(id) == func.block_of(before) && func.position(id) >= func.position(before)
 }
 
 /// The value, or a copy of it that is computed before an op.
 fn copy_before(func: &mut Func, v: Value, before: OpId, copies: &mut HashMap<Value, Value>) -> Value {
-    if let Some(def) = defined_after(func, v, before).filter(|_| !copies.contains_key(&v)) {
-        for used in uses(func, def) {
-            copy_before(func, used, before, copies);
-        }
-        let copy = copy_op(func, def, copies);
-        func.insert(func.parent_block(before), func.position(before), &[copy]);
-    }
-    copies.get(&v).copied().unwrap_or(v)
+    let put = |func: &mut Func, copy| func.insert(func.parent_block(before), func.position(before), &[copy]);
+    copy_slice(func, v, copies, |func, id| is_after(func, id, before), put)
 }

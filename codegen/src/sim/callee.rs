@@ -13,7 +13,7 @@ pub enum Callee {
     Function(String),
     /// An intrinsic that computes from its arguments alone.
     Pure(Intrinsic),
-    /// `shfl.sync`, from lanes by their number or by an exclusive or with the own one (`butterfly`).
+    /// `shfl.sync` from the lane of a number, or (`butterfly`) of that number's exclusive or with the own one.
     Shuffle {
         butterfly: bool,
     },
