@@ -91,7 +91,7 @@ constexpr_enum! {
         Config(m_tile = 32, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
         Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
     ],
-    key = [a_col_major, b_col_major, precision, m, n, k, cut = cut(m, n, k, Memory::of(C::dtype(), addend, b_col_major))],
+    key = [a_col_major, b_col_major, precision, m, n, k, cut = cut([m, n, k], programs, Memory::of(C::dtype(), addend, b_col_major))],
     default = default_config,
 )]
 #[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs, replicas))]
@@ -207,11 +207,14 @@ pub struct Options {
     pub activation: Activation,
     /// Precision of the multiplication of f32 operands: IEEE by default.
     pub precision: Precision,
+    /// SMs of a GPU that the launch leaves to other kernels, such as collectives: none by default. It is planned for the others,
+    /// and for one at least.
+    pub reserved_sms: u32,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { activation: Activation::None, precision: Precision::Ieee }
+        Options { activation: Activation::None, precision: Precision::Ieee, reserved_sms: 0 }
     }
 }
 
@@ -338,10 +341,15 @@ fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
         activation: options.activation,
         precision: options.precision,
         persistent: tuned(),
-        programs: device.info().compute_units as usize,
+        programs: sms(device, options.reserved_sms),
         replicas: tuned(),
     }
     .launch_tuned(device)
+}
+
+/// The SMs of a device without those that are reserved, at least one.
+pub(crate) fn sms(device: &Device, reserved: u32) -> usize {
+    device.info().compute_units.saturating_sub(reserved).max(1) as usize
 }
 
 /// How c is added to: by the L2 cache where that gives the same sum (up to subnormal numbers), which takes no registers
@@ -364,7 +372,7 @@ fn default_config(problem: &Problem) -> Config {
             let usual = || {
                 let result = problem.dtypes.get(1).copied().unwrap_or(DType::F32);
                 let memory = Memory::of(result, Addend::None, problem.get("b_col_major").unwrap_or(false));
-                cut(size("m"), size("n"), size("k"), memory)
+                cut(["m", "n", "k"].map(size), SMS, memory)
             };
             return config_of_cut(problem, bytes, problem.get("cut").unwrap_or_else(usual));
         }
@@ -485,7 +493,8 @@ pub(crate) struct Memory {
     /// Whether threads hold a matrix to add beside the sums: the previous content of c, or another matrix that is not in
     /// f32. (Stores load a few elements of another matrix in f32 at a time.)
     pub held: bool,
-    /// Whether rows of b are contiguous. A buffer of 128-byte rows then has 64 columns, and a `wgmma` reads whole ones.
+    /// Whether rows of b are contiguous. A buffer of 128-byte rows then has 64 columns, and a `wgmma` reads whole ones: 160
+    /// columns take two, of 128 and of 32.
     pub b_rows: bool,
 }
 
@@ -496,26 +505,36 @@ impl Memory {
         Memory { bytes: accesses * result.bytes(), held, b_rows: !b_col_major }
     }
 
-    fn fits(self, Cut { tile: [_, columns], programs }: Cut) -> bool {
+    /// What a step of this cut takes in units of the table's, where the cut is possible.
+    fn step(self, Cut { tile: [rows, columns], programs }: Cut) -> Option<f64> {
         /// Of those that take turns, with as many registers of sums per thread.
         const MOST_COLUMNS_HELD: usize = 128;
-        let registers_suffice = !self.held || programs != Programs::Turns || columns <= MOST_COLUMNS_HELD;
-        registers_suffice && (!self.b_rows || columns.is_multiple_of(64))
+        /// A second `wgmma`, which reads a again (fit to 280 products, medians of `…-matmul-models.jsonl`).
+        const OF_TWO: f64 = 1.1;
+        if self.held && programs == Programs::Turns && columns > MOST_COLUMNS_HELD {
+            return None;
+        }
+        match columns {
+            _ if !self.b_rows || columns.is_multiple_of(64) => Some(1.0),
+            160 if rows == 128 => Some(OF_TWO),
+            _ => None,
+        }
     }
 }
 
-/// The cut of a product of [m, k] and [k, n]: that of the shortest time by a model. An SM computes its tiles one after the
+/// SMs of an H100 or H200.
+pub(crate) const SMS: usize = 132;
+
+/// The cut of a product of [m, k] and [k, n] on a GPU with this number of SMs: that of the shortest time by a model. An SM computes its tiles one after the
 /// other, at a cost for each that does not depend on k (filling the pipeline, storing), most of which persistent programs
 /// and programs that take turns hide.
-pub(crate) fn cut(m: usize, n: usize, k: usize, memory: Memory) -> Cut {
-    cut_among(m, n, k, memory.bytes, |cut| memory.fits(cut))
+pub(crate) fn cut(sizes: [usize; 3], sms: usize, memory: Memory) -> Cut {
+    cut_among(sizes, sms, memory.bytes, |cut| memory.step(cut))
 }
 
-/// As [`cut`], of those that `fits` accepts, as for sums that take more registers, and for results of which an element
-/// takes this number of bytes.
-pub(crate) fn cut_among(m: usize, n: usize, k: usize, bytes: usize, fits: impl Fn(Cut) -> bool) -> Cut {
-    /// SMs of an H100 or H200.
-    const SMS: usize = 132;
+/// As [`cut`], of those for which `step` says what a step takes in units of the table's, as for sums that take more
+/// registers, and for results of which an element takes this number of bytes.
+pub(crate) fn cut_among([m, n, k]: [usize; 3], sms: usize, bytes: usize, step: impl Fn(Cut) -> Option<f64>) -> Cut {
     /// Persistent programs get their tiles in advance; without them, an SM takes the next tile when it is free.
     const LEAST_GAIN: f64 = 1.01;
     /// Microseconds before the first of several tiles of an SM and after the last.
@@ -528,21 +547,28 @@ pub(crate) fn cut_among(m: usize, n: usize, k: usize, bytes: usize, fits: impl F
     }
     let steps = k as f64 / 64.0;
     let times = TILES.iter().flat_map(|&(tile, alone, persistent, turns)| {
-        let rounds = m.div_ceil(tile[0]).saturating_mul(n.div_ceil(tile[1])).div_ceil(SMS) as f64;
+        let rounds = m.div_ceil(tile[0]).saturating_mul(n.div_ceil(tile[1])).div_ceil(sms.max(1)) as f64;
         let stored = |bytes: usize| (bytes * tile[0] * tile[1]) as f64 / STORED;
-        let round = |[step, each]: [f64; 2]| (steps * step + each + stored(bytes.saturating_sub(2))).max(stored(bytes));
-        let of_several = |times: Option<[f64; 2]>| times.filter(|_| rounds > 1.0).map(|of| rounds * round(of) + ENDS);
-        let of_alone = rounds * round(alone);
-        let of_persistent = of_several(persistent).filter(|time| of_alone > LEAST_GAIN * time);
+        let of = |times: Option<[f64; 2]>, programs| {
+            let ([per_step, each], factor) = (times?, step(Cut { tile, programs })?);
+            let of_sums = steps * per_step * factor + each + stored(bytes.saturating_sub(2));
+            let all = rounds * of_sums.max(stored(bytes));
+            match programs {
+                Programs::OfOneTile => Some(all),
+                Programs::Persistent | Programs::Turns => (rounds > 1.0).then_some(all + ENDS),
+            }
+        };
+        let of_alone = of(Some(alone), Programs::OfOneTile);
+        let of_persistent = of(persistent, Programs::Persistent);
+        let of_persistent = of_persistent.filter(|time| of_alone.is_some_and(|alone| alone > LEAST_GAIN * time));
         let all = [
-            (Some(of_alone), Programs::OfOneTile),
+            (of_alone, Programs::OfOneTile),
             (of_persistent, Programs::Persistent),
-            (of_several(turns), Programs::Turns),
+            (of(turns, Programs::Turns), Programs::Turns),
         ];
         all.into_iter().filter_map(move |(time, programs)| Some((time?, Cut { tile, programs })))
     });
-    let fitting = times.filter(|&(_, cut)| fits(cut));
-    fitting.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::PLACEHOLDER, |(_, cut)| cut)
+    times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::PLACEHOLDER, |(_, cut)| cut)
 }
 
 /// Programs that keep most SMs of a Hopper GPU busy.
@@ -620,7 +646,7 @@ mod tests {
     use super::*;
 
     fn text([m, n, k]: [usize; 3]) -> String {
-        cut(m, n, k, Memory::of(DType::BF16, Addend::None, true)).to_const().to_string()
+        cut([m, n, k], SMS, Memory::of(DType::BF16, Addend::None, true)).to_const().to_string()
     }
 
     #[test]
@@ -649,7 +675,7 @@ mod tests {
 
     #[test]
     fn rows_of_b_and_wide_results_change_the_cut() {
-        let text = |[m, n, k]: [usize; 3], memory| cut(m, n, k, memory).to_const().to_string();
+        let text = |sizes, memory| cut(sizes, SMS, memory).to_const().to_string();
         let rows = Memory::of(DType::BF16, Addend::None, false);
         assert_eq!([[512, 1280, 5120], [4096, 2560, 2560]].map(|size| text(size, rows)), ["64x128", "128x128t"]);
         // Gradients of weights in f32. Threads hold other matrices that they add beside the sums.
@@ -658,8 +684,15 @@ mod tests {
         assert_eq!([stored.bytes, added.bytes, read.bytes], [4, 8, 8]);
         let turns = |tile| Cut { tile, programs: Programs::Turns };
         let narrow = Memory::of(DType::BF16, Addend::Other, true);
-        assert_eq!([added, read, held, narrow].map(|of| of.fits(turns([128, 192]))), [true, true, false, false]);
-        assert!(held.fits(turns([128, 128])));
+        assert_eq!(
+            [added, read, held, narrow].map(|of| of.step(turns([128, 192])).is_some()),
+            [true, true, false, false]
+        );
+        assert_eq!([held, rows].map(|of| of.step(turns([128, 128]))), [Some(1.0); 2]);
+        assert_eq!(
+            [128, 144, 160, 192].map(|columns| rows.step(turns([128, columns])).is_some()),
+            [true, false, true, true]
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::{Cut, Programs, config_of_cut, cut_among, grid, is_col_major, order};
+use crate::matmul::{Cut, Programs, SMS, config_of_cut, cut_among, grid, is_col_major, order};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
@@ -36,7 +36,7 @@ constexpr_enum! {
         Config(m_tile = 16..=128, n_tile = 64..=128, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4),
     ],
     keep = keep,
-    key = [a_col_major, b_col_major, fast_accumulation, m, n, k, cut = cut_of_bytes(m, n, k, fast_accumulation)],
+    key = [a_col_major, b_col_major, fast_accumulation, m, n, k, cut = cut_of_bytes([m, n, k], programs, fast_accumulation)],
     default = default_config,
 )]
 #[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs, replicas))]
@@ -235,10 +235,13 @@ fn keep(problem: &Problem, config: &Config) -> bool {
 
 /// The cut for operands of one byte: a step of 128 takes as long as one of 64 of 16-bit types. With two sets of accumulators,
 /// of a step and of all, wide tiles and turns have no space in registers; with one, scales take those of the widest turns.
-fn cut_of_bytes(m: usize, n: usize, k: usize, fast_accumulation: bool) -> Cut {
-    cut_among(m, n, k / 2, 2, |Cut { tile: [_, columns], programs }| match programs {
-        Programs::Turns => fast_accumulation && columns <= 176,
-        _ => fast_accumulation || columns <= 160,
+fn cut_of_bytes([m, n, k]: [usize; 3], sms: usize, fast_accumulation: bool) -> Cut {
+    cut_among([m, n, k / 2], sms, 2, |Cut { tile: [_, columns], programs }| {
+        let fits = match programs {
+            Programs::Turns => fast_accumulation && columns <= 176,
+            _ => fast_accumulation || columns <= 160,
+        };
+        fits.then_some(1.0)
     })
 }
 
@@ -247,7 +250,7 @@ fn default_config(problem: &Problem) -> Config {
     if matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a) {
         let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
         let fast = problem.get("fast_accumulation") != Some(false);
-        let cut = problem.get("cut").unwrap_or_else(|| cut_of_bytes(size("m"), size("n"), size("k"), fast));
+        let cut = problem.get("cut").unwrap_or_else(|| cut_of_bytes(["m", "n", "k"].map(size), SMS, fast));
         return config_of_cut(problem, 1, cut);
     }
     let [rows, columns, depth] = if problem.is_gpu() { [128, 128, 64] } else { [64; 3] };

@@ -2,11 +2,9 @@
 //! GPU: interleaved in five rounds, on the same matrices. Prints one JSON row per round and configuration.
 
 use tilewright::bench::do_bench;
-use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::{self, Options};
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Buffer, Device, LaunchConfig};
-use tilewright_codegen::ir::Precision;
 use tilewright_tests::pointer_loads::PointerMatmul;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .collect();
     for round in 0..5 {
         let time = do_bench(&device, 20.0, 60.0, || {
-            let options = Options { activation: Activation::None, precision: Precision::Ieee };
+            let options = Options::default();
             let (a, b) = (Tensor::dense(a.view(), [size, size])?, Tensor::dense(b.view(), [size, size])?);
             let c = TensorMut::dense(expected.view_mut(), [size, size])?;
             matmul::multiply(&device, a, b, c, options)

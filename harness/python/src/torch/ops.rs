@@ -6,7 +6,6 @@ use pyo3::PyResult;
 use pyo3::exceptions::PyValueError;
 use smallvec::{SmallVec, smallvec};
 use tilewright::Dtype;
-use tilewright::kernels::activation::Activation;
 use tilewright::kernels::adamw as adam;
 use tilewright::kernels::attention::Options;
 use tilewright::kernels::matmul as gemm;
@@ -367,7 +366,7 @@ fn multiply(a: Handle, b: Handle, bias: Option<Handle>, code: i64) -> PyResult<R
     };
     let c = empty(&a, &[*m, *n], a.dtype)?;
     let precision = precision(code)?.unwrap_or(Precision::Ieee);
-    let options = gemm::Options { activation: Activation::None, precision };
+    let options = gemm::Options { precision, ..gemm::Options::default() };
     guarded(|| dense_ops::multiply(call, &a, &b, bias.as_ref(), &c, options, false))?;
     Ok(smallvec![c])
 }
