@@ -11,7 +11,7 @@
 //! gives NaN, so that the error is visible.
 
 use crate::blocks::{ElementwiseTiles, fast_exp, tile_start};
-use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut};
+use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, extent};
 use crate::unaligned_rows::{UnalignedRows, aligned_span, head_tail_columns, vector_tile};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -78,12 +78,7 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
             let inside = (arange(0, d_tile) + start < d).expand_dims(0);
             where_(inside, load(block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY)
         };
-        let x = x.reshape([rows_tile, d_tile / (slots * size_per_thread), slots, size_per_thread]);
-        let new_largest = maximum(largest, max(max(x, axis = 3), axis = 1));
-        let shift = softmax_shift(new_largest);
-        let e = fast_exp(x - shift.expand_dims(1).expand_dims(3));
-        total = total * fast_exp(largest - shift) + sum(sum(e, axis = 3), axis = 1);
-        largest = new_largest;
+        (largest, total) = add_columns(largest, total, x, size_per_thread);
         block = block.advance([0, d_tile]);
     }
     let mut row_largest = max(largest, axis = 1);
@@ -105,6 +100,18 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     let nll = where_(exists, log_sum - score, f32::NAN);
     let row_loss = where_(target == ignore_index, 0.0, nll);
     store(loss.block([first_row], [rows_tile]), row_loss, boundary_check = [0]);
+}
+
+/// The maxima and sums [rows, slots] of exp(x − maximum), after the columns x [rows, d_tile] in addition to those before.
+#[device_fn]
+fn add_columns(largest: Tile<f32>, total: Tile<f32>, x: Tile<f32>, size_per_thread: usize) -> (Tile<f32>, Tile<f32>) {
+    let (sums, tile) = (largest.shape(), x.shape());
+    let (rows, slots, d_tile) = (sums[0], sums[1], tile[1]);
+    let x = x.reshape([rows, d_tile / (slots * size_per_thread), slots, size_per_thread]);
+    let new_largest = maximum(largest, max(max(x, axis = 3), axis = 1));
+    let shift = softmax_shift(new_largest);
+    let e = fast_exp(x - shift.expand_dims(1).expand_dims(3));
+    (new_largest, total * fast_exp(largest - shift) + sum(sum(e, axis = 3), axis = 1))
 }
 
 /// The shift before exp: the maximum; 0 where it is −∞, since −∞ − −∞ would be NaN.
@@ -167,6 +174,74 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     }
 }
 
+/// The loss of each row, and grad_logits in place of the logits: as [`cross_entropy_fwd`] and then [`cross_entropy_bwd`].
+///
+/// One program per tile of rows, which reads its logits twice, the second time mostly from the L2 cache where few programs
+/// run at a time. Only the first `classes` columns are logits: the others are written as 0, so that rows can be padded to
+/// aligned ones.
+#[autotune(
+    configs = [
+        Config(rows_tile = 1, d_tile = 8192, slots = 512, num_warps = 16),
+        Config(rows_tile = 1, d_tile = 4096, slots = 256, num_warps = 8),
+        Config(rows_tile = 1, d_tile = 2048, slots = 128, num_warps = 4),
+        Config(rows_tile = 4, d_tile = 1024, slots = 128, num_warps = 4),
+    ],
+    key = [size_per_thread, columns, rows],
+    default = default_in_place,
+)]
+#[kernel(grid = cdiv(rows, rows_tile))]
+pub fn cross_entropy_fwd_bwd<T: Float, I: Int>(
+    logits: TensorInOut<T, (rows, columns)>,
+    targets: Tensor<I, (rows,)>,
+    grad_loss: Tensor<f32, (rows,)>,
+    loss: TensorMut<f32, (rows,)>,
+    #[no_specialize] classes: i32,
+    #[no_specialize] ignore_index: i64,
+    scale: f32,
+    #[constexpr] rows_tile: usize,
+    #[constexpr] d_tile: usize,
+    #[constexpr] slots: usize,
+    #[constexpr = 1] size_per_thread: usize,
+) {
+    let size_per_thread = size_per_thread.min(d_tile);
+    let slots = slots.min(d_tile / size_per_thread);
+    let first_row = program_id(0) * rows_tile;
+    let row = first_row + arange(0, rows_tile);
+    let target = load(targets.block([first_row], [rows_tile]), boundary_check = [0], padding = zero).to::<i64>();
+    let exists = (row < rows) && (target >= 0) && (target < classes.to::<i64>());
+    let ignored = target == ignore_index;
+    let at = logits.ptr() + (row * logits.stride(0) + target * logits.stride(1));
+    let score = load(at, mask = exists, other = 0.0).to::<f32>();
+
+    let first = logits.block([first_row, 0], [rows_tile, d_tile]);
+    let mut block = first;
+    let mut largest = full([rows_tile, slots], f32::NEG_INFINITY);
+    let mut total = zeros::<f32>([rows_tile, slots]);
+    for start in range(0, classes, d_tile) {
+        let inside = (arange(0, d_tile) + start < classes).expand_dims(0);
+        let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        (largest, total) = add_columns(largest, total, where_(inside, x, f32::NEG_INFINITY), size_per_thread);
+        block = block.advance([0, d_tile]);
+    }
+    let row_largest = max(largest, axis = 1);
+    let shift = softmax_shift(row_largest).expand_dims(1);
+    let log_sum = row_largest + log(sum(total * fast_exp(largest - shift), axis = 1));
+    let nll = where_(exists, log_sum - score, f32::NAN);
+    store(loss.block([first_row], [rows_tile]), where_(ignored, 0.0, nll), boundary_check = [0]);
+
+    let g = load(grad_loss.block([first_row], [rows_tile]), boundary_check = [0], padding = zero) * scale;
+    let factor = where_(exists, g, f32::NAN);
+    let mut block = first;
+    let column = arange(0, d_tile).expand_dims(0);
+    for start in range(0, columns, d_tile) {
+        let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        let grad = gradient(x, column, target - start, log_sum, factor, ignored);
+        let grad = where_(column + start < classes, grad, 0.0);
+        store(block, grad.to::<T>(), boundary_check = [0, 1]);
+        block = block.advance([0, d_tile]);
+    }
+}
+
 /// The gradient of the logits `x` of the given columns. `log_sum`, `factor` and `ignored` are, for each row, lse, the
 /// factor of the gradient, and whether the target is ignored.
 #[device_fn]
@@ -189,14 +264,27 @@ fn gradient(
 /// The configuration where no tuning entry applies: on a GPU many small programs with several loads in flight per
 /// thread.
 fn default_forward(problem: &Problem) -> Config {
+    default_of(problem, "d")
+}
+
+fn default_of(problem: &Problem, columns: &str) -> Config {
     let size = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     let (elements, max_d) = if problem.is_gpu() { (8192 / bytes, 8192 / bytes) } else { (8192, 4096) };
-    let d_tile = size("d").next_power_of_two().clamp(16, max_d);
+    let d_tile = size(columns).next_power_of_two().clamp(16, max_d);
     let rows_tile = (elements / d_tile).clamp(1, size("rows").next_power_of_two());
     let slots = if problem.is_gpu() { 128usize } else { 1 };
     let config = Config::default().set("rows_tile", rows_tile).set("d_tile", d_tile).set("slots", slots);
     config.num_warps(4)
+}
+
+/// As [`default_forward`], with programs of whole SMs for long rows, so that the second read finds them in the L2 cache.
+fn default_in_place(problem: &Problem) -> Config {
+    if problem.is_gpu() && problem.int("columns").unwrap_or(1) > 1 << 14 {
+        let config = Config::default().set("rows_tile", 1usize).set("d_tile", 8192usize).set("slots", 512usize);
+        return config.num_warps(16);
+    }
+    default_of(problem, "columns")
 }
 
 /// The number of contiguous elements that a thread of a GPU loads at a time: one 16-byte vector, or 1 where `d` is
@@ -273,6 +361,47 @@ pub fn backward<T: FloatElement, I: IndexElement>(
         vector: unaligned.vector,
     }
     .launch_with(device, &tiles.config())
+}
+
+/// loss [rows], and grad_logits in place of the logits [rows, columns], of which the first `classes` columns count: as
+/// [`forward`] and then [`backward`], without the memory of a gradient. The other columns become 0.
+///
+/// # Errors
+/// As [`forward`]; more classes than columns.
+pub fn forward_backward<T: FloatElement, I: IndexElement>(
+    device: &Device,
+    mut logits: TensorMut<'_, T, 2>,
+    classes: usize,
+    targets: Tensor<'_, I, 1>,
+    ignore_index: i64,
+    grad_loss: Tensor<'_, f32, 1>,
+    scale: f32,
+    mut loss: TensorMut<'_, f32, 1>,
+) -> Result<()> {
+    let ([_, columns], strides) = (logits.shape(), logits.strides());
+    if classes > columns {
+        return Err(Error::Argument {
+            kernel: "cross_entropy_fwd_bwd".into(),
+            name: "classes",
+            expected: format!("at most {columns}, the columns"),
+            found: classes.to_string(),
+        });
+    }
+    let classes = extent("cross_entropy_fwd_bwd", "classes", classes)?;
+    CrossEntropyFwdBwd {
+        logits: &mut logits,
+        targets: &targets,
+        grad_loss: &grad_loss,
+        loss: &mut loss,
+        classes,
+        ignore_index,
+        scale,
+        rows_tile: tuned(),
+        d_tile: tuned(),
+        slots: tuned(),
+        size_per_thread: size_per_thread::<T>(device, strides),
+    }
+    .launch_tuned(device)
 }
 
 /// The reference in f64, on dense row-major slices with rows of `d` logits.

@@ -35,6 +35,7 @@ pub mod cross_entropy;
 pub mod embedding;
 pub mod layer_norm;
 pub mod matmul;
+pub mod matmul_swiglu;
 pub mod rank_sum;
 pub mod rms_norm;
 pub mod rope;
@@ -58,9 +59,11 @@ pub static AUTOTUNED: &[&Autotune] = &[
     &attention::backward::FLASH_ATTENTION_BWD_DQ_AUTOTUNE,
     &attention::forward::FLASH_ATTENTION_FWD_AUTOTUNE,
     &cross_entropy::CROSS_ENTROPY_FWD_AUTOTUNE,
+    &cross_entropy::CROSS_ENTROPY_FWD_BWD_AUTOTUNE,
     &layer_norm::LAYER_NORM_BWD_AUTOTUNE,
     &layer_norm::LAYER_NORM_FWD_AUTOTUNE,
     &matmul::MATMUL_AUTOTUNE,
+    &matmul_swiglu::MATMUL_SWIGLU_AUTOTUNE,
     &rms_norm::RMS_NORM_BWD_AUTOTUNE,
     &rms_norm::RMS_NORM_FWD_AUTOTUNE,
     &scaled_matmul::SCALED_MATMUL_AUTOTUNE,
@@ -81,6 +84,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &column_sum::COLUMN_SUM,
     &cross_entropy::CROSS_ENTROPY_BWD,
     &cross_entropy::CROSS_ENTROPY_FWD,
+    &cross_entropy::CROSS_ENTROPY_FWD_BWD,
     &attention::documents::DOCUMENT_RANGES_OF_SIDE,
     &embedding::EMBEDDING_BWD,
     &attention::backward::FLASH_ATTENTION_BWD_DKDV,
@@ -92,11 +96,13 @@ pub static KERNELS: &[&KernelDef] = &[
     &layer_norm::LAYER_NORM_BWD,
     &layer_norm::LAYER_NORM_FWD,
     &matmul::MATMUL,
+    &matmul_swiglu::MATMUL_SWIGLU,
     &rank_sum::RANK_SUM,
     &rms_norm::RMS_NORM_BWD,
     &rms_norm::RMS_NORM_FWD,
     &rope::ROPE_AT,
     &rope::ROPE_FROM,
+    &cast::SCALE,
     &scaled_matmul::SCALED_MATMUL,
     &softmax::SOFTMAX_BWD,
     &softmax::SOFTMAX_ROWS,

@@ -6,8 +6,8 @@ use tilewright::kernels::activation::Activation;
 use tilewright::kernels::attention::config::{Pass, default_tiles};
 use tilewright::kernels::scaled_matmul::Scaling;
 use tilewright::kernels::{
-    KERNELS, activation, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul, rank_sum,
-    rms_norm, rope, scaled_matmul, softmax, swiglu, weighted_sum,
+    KERNELS, activation, adamw, attention, cast, column_sum, cross_entropy, embedding, layer_norm, matmul,
+    matmul_swiglu, rank_sum, rms_norm, rope, scaled_matmul, softmax, swiglu, weighted_sum,
 };
 use tilewright::prelude::Precision;
 use tilewright_codegen::ir::{DType, Func};
@@ -85,7 +85,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (rows(8, 1024), options(8, 3))
     } else if is(&softmax::SOFTMAX_WIDE_ROWS) || is(&softmax::SOFTMAX_BWD) {
         (rows(2, 4096), options(8, 3))
-    } else if is(&cross_entropy::CROSS_ENTROPY_FWD) {
+    } else if [&cross_entropy::CROSS_ENTROPY_FWD, &cross_entropy::CROSS_ENTROPY_FWD_BWD].iter().any(|k| is(k)) {
         let size_per_thread = 16 / dtype.bytes();
         (
             consts! { rows_tile = 1usize, d_tile = 4096usize, slots = 128usize, size_per_thread = size_per_thread }
@@ -104,6 +104,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (consts.to_vec(), options(4, 3))
     } else if [&swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
         || is(&cast::CAST)
+        || is(&cast::SCALE)
         || is(&cross_entropy::CROSS_ENTROPY_BWD)
     {
         (rows(2, 1024), options(4, 3))
@@ -141,6 +142,11 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
             m_tile = tile, n_tile = tile, k_tile = k_tile, activation = Activation::None, precision = Precision::Ieee,
         };
         (consts.to_vec(), options(warps, stages))
+    } else if is(&matmul_swiglu::MATMUL_SWIGLU) {
+        let (m_tile, n_tile, k_tile, warps) =
+            if dtype.bytes() == 2 { (128usize, 64usize, 64usize, 8) } else { (32, 32, 16, 4) };
+        let consts = consts! { m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, b_col_major = true };
+        (consts.to_vec(), options(warps, 3))
     } else if is(&scaled_matmul::SCALED_MATMUL) {
         let consts = consts! {
             m_tile = 128usize, n_tile = 128usize, k_tile = 64usize, b_col_major = true, scaling = Scaling::Rowwise,
@@ -152,8 +158,12 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     let dtypes = match def.name {
         "scaled_matmul" => vec![DType::F8E4M3, dtype],
         "column_sum" => vec![DType::F32, dtype],
-        "adamw_controlled" | "adamw_two_peers" | "adamw_with_compute_weights" | "cast" => vec![dtype, DType::BF16],
-        "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],
+        "adamw_controlled" | "adamw_two_peers" | "adamw_with_compute_weights" | "cast" | "scale" => {
+            vec![dtype, DType::BF16]
+        }
+        "cross_entropy_fwd" | "cross_entropy_bwd" | "cross_entropy_fwd_bwd" | "embedding_bwd" | "rope_at" => {
+            vec![dtype, DType::I64]
+        }
         // One for each type parameter.
         _ => vec![dtype; def.generics.len()],
     };

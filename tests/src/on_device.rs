@@ -11,7 +11,9 @@ use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::Options;
 use tilewright::kernels::scaled_matmul::{self, Scales};
-use tilewright::kernels::{FloatElement, Tensor, TensorMut, column_sum, matmul, rms_norm, softmax, weighted_sum};
+use tilewright::kernels::{
+    FloatElement, Tensor, TensorMut, column_sum, matmul, matmul_swiglu, rms_norm, softmax, weighted_sum,
+};
 use tilewright::prelude::*;
 
 /// Native code, simulated GPUs of Ampere and Hopper, and the GPU of this machine, if there is one.
@@ -278,6 +280,36 @@ fn check_products<T: FloatElement, C: FloatElement>(
     ok(matmul::multiply_add_bias(device, a.input(), b.input(), bias.input(), c.output(), options));
     let biased = product.iter().enumerate().map(|(at, x)| activated(x + numbers[at % n], options.activation));
     c.check(&format!("{what} with bias"), &biased.collect::<Vec<_>>(), allowed);
+}
+
+/// Checks SwiGLU of a [m, k] times two matrices [k, n], with and without memory for the products.
+pub fn check_matmul_swiglu<T: FloatElement>(
+    device: &Device,
+    [m, n, k]: [usize; 3],
+    spacing: Spacing,
+    columns: ColumnMajor,
+) {
+    let what = format!("matmul_swiglu {} [{m}, {n}, {k}] {spacing:?} {columns:?}", T::dtype());
+    let mut random = Random::new(6);
+    let mut operand = |shape: [usize; 2], columns: bool| {
+        let strides = if columns { spacing.strides(&[shape[1], shape[0]]) } else { spacing.strides(&shape) };
+        let strides = if columns { vec![strides[1], strides[0]] } else { strides };
+        DeviceTensor::<T>::new(device, HostTensor::random(T::dtype(), &shape, &strides, &mut random))
+    };
+    let (a, gate, value) = (operand([m, k], columns.a), operand([k, n], columns.b), operand([k, n], columns.b));
+    let products = [&gate, &value].map(|b| matmul::reference(&a.values(), &b.values(), [m, n, k]));
+    let want: Vec<f64> =
+        products[0].iter().zip(&products[1]).map(|(g, v)| activated(*g, Activation::Silu) * v).collect();
+    let [mut gates, mut values, mut y] = [(); 3].map(|()| DeviceTensor::<T>::poisoned(device, &[m, n], spacing));
+    let b = || [gate.input(), value.input()];
+    ok(matmul_swiglu::multiply(device, a.input(), b(), Some([gates.output(), values.output()]), y.output(), 0));
+    let allowed = tolerance(T::dtype());
+    gates.check(&format!("{what}, gate"), &products[0], allowed);
+    values.check(&format!("{what}, value"), &products[1], allowed);
+    y.check(&what, &want, allowed);
+    let mut y = DeviceTensor::<T>::poisoned(device, &[m, n], spacing);
+    ok(matmul_swiglu::multiply(device, a.input(), b(), None, y.output(), 0));
+    y.check(&format!("{what} alone"), &want, allowed);
 }
 
 /// The error of a sum of 128 products of 8-bit floats on Hopper's tensor cores, which keep 14 bits: with and without

@@ -168,7 +168,8 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     let mut loss = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
     let mut lse = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
     ok(cross_entropy::forward(device, x.input(), on_device.input(), ignore, loss.output(), lse.output()));
-    let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &targets, d, ignore);
+    let first_values = x.values();
+    let (want_loss, want_lse) = cross_entropy::reference::forward(&first_values, &targets, d, ignore);
     loss.check(&what, &want_loss, F32);
     lse.check(&format!("{what}, lse"), &want_lse, F32);
 
@@ -194,6 +195,24 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     ok(cross_entropy::backward(device, x.input(), on_device.input(), ignore, lse.input(), all, 1.0, grad.output()));
     let want = cross_entropy::reference::backward(&x.values(), &targets, d, ignore, &vec![2.0; rows], 1.0);
     grad.check(&format!("{what}, grad of the sum"), &want, tolerance(T::dtype()));
+
+    // In place, of rows with more columns, which are no classes: one, and up to aligned rows.
+    for columns in [d + 1, (d + 1).next_multiple_of(16)] {
+        let padded = [rows, columns];
+        let number = |i: usize| if i % columns >= d { f64::NAN } else { values[i / columns * d + i % columns] };
+        let numbers: Vec<f64> = (0..rows * columns).map(number).collect();
+        let x = HostTensor::of(T::dtype(), &padded, &spacing.strides(&padded), &numbers).with_offset(spacing.first);
+        let mut x = DeviceTensor::<T>::new(device, x);
+        let mut loss = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
+        let target = on_device.input();
+        ok(cross_entropy::forward_backward(device, x.output(), d, target, ignore, g.input(), 0.25, loss.output()));
+        loss.check(&format!("{what}, in place of {columns} columns"), &want_loss, F32);
+        let of_classes = cross_entropy::reference::backward(&first_values, &targets, d, ignore, &g.values(), 0.25);
+        let want: Vec<f64> = (0..rows * columns)
+            .map(|i| if i % columns >= d { 0.0 } else { of_classes[i / columns * d + i % columns] })
+            .collect();
+        x.check(&format!("{what}, grad in place of {columns} columns"), &want, tolerance(T::dtype()));
+    }
 }
 
 /// Checks RoPE of x [tokens, heads, d] with both forms of positions (a table, and consecutive) in both directions.
@@ -400,6 +419,12 @@ fn cast_to<T: FloatElement, U: FloatElement>(device: &Device, shape: [usize; 2],
     ok(cast::forward(device, x.input(), y.output()));
     let want = HostTensor::of(U::dtype(), &shape, &spacing.strides(&shape), &x.values());
     y.check(&what, &want.values(), 0.0);
+    let factor = Buffer::from_slice(device, &[-0.75f32]).expect("a buffer");
+    let mut y = DeviceTensor::<U>::poisoned(device, &shape, spacing);
+    let one = Tensor::dense(factor.view(), [1]).expect("a tensor");
+    ok(cast::scaled(device, x.input(), one, y.output()));
+    let want: Vec<f64> = x.values().iter().map(|x| -0.75 * x).collect();
+    y.check(&format!("{what}, scaled"), &want, tolerance(U::dtype()));
 }
 
 /// Checks the gradient of an embedding with few rows for many tokens; some ids lie outside of the table.
@@ -444,8 +469,20 @@ pub fn check_unusual_cross_entropy(device: &Device) {
     let out = TensorMut::dense(grad.view_mut(), [5, 3]).expect("a tensor");
     ok(cross_entropy::backward(device, logits(), targets(), 7, lse, ones, 1.0, out));
     let got = grad.to_vec().expect("gradients");
-    for (i, want) in [-0.5, 0.0, 0.5, 0.0, 0.0, 0.0].into_iter().enumerate() {
-        assert!((got[i] - want).abs() < 1e-6, "{got:?}");
-    }
-    assert!(got[6..12].iter().all(|g| g.is_nan()) && got[12..] == [0.0; 3], "{got:?}");
+    let check_gradients = |got: &[f32]| {
+        for (i, want) in [-0.5, 0.0, 0.5, 0.0, 0.0, 0.0].into_iter().enumerate() {
+            assert!((got[i] - want).abs() < 1e-6, "{got:?}");
+        }
+        assert!(got[6..12].iter().all(|g| g.is_nan()) && got[12..] == [0.0; 3], "{got:?}");
+    };
+    check_gradients(&got);
+
+    let mut in_place = Buffer::from_slice(device, &logits().view().to_vec().expect("logits")).expect("a buffer");
+    let x = TensorMut::dense(in_place.view_mut(), [5, 3]).expect("a tensor");
+    let out = TensorMut::dense(loss.view_mut(), [5]).expect("a tensor");
+    ok(cross_entropy::forward_backward(device, x, 3, targets(), 7, ones, 1.0, out));
+    check_gradients(&in_place.to_vec().expect("gradients"));
+    let got = loss.to_vec().expect("losses");
+    assert!((got[0] - std::f32::consts::LN_2).abs() < 1e-6 && got[1].abs() < 1e-6, "{got:?}");
+    assert!(got[2].is_nan() && got[3].is_nan() && got[4] == 0.0, "{got:?}");
 }

@@ -130,6 +130,19 @@ fn matmul_of_any_shape() {
 }
 
 #[test]
+fn matmul_swiglu_of_any_strides() {
+    let Some(gpu) = gpu() else { return };
+    let orders = [(false, false), (false, true), (true, true)];
+    for columns in orders.map(|(a, b)| ColumnMajor { a, b, c: false }) {
+        let small = [[17, 33, 5], [3, 4, 0], [0, 4, 3], [4, 0, 3], [1, 96, 64]].map(|shape| (shape, DENSE));
+        let large = [([512, 384, 1024], DENSE), ([200, 130, 300], GAPS), ([1024, 768, 256], DENSE)];
+        for (shape, spacing) in small.into_iter().chain(large) {
+            for_types!(check_matmul_swiglu(&gpu, shape, spacing, columns));
+        }
+    }
+}
+
+#[test]
 fn scaled_matmul_of_any_strides() {
     /// Relative error of sums in the 14 bits that Hopper's tensor cores keep.
     const IMPRECISE: f64 = 5e-3;

@@ -74,6 +74,18 @@ fn matmul_of_any_strides() {
 }
 
 #[test]
+fn matmul_swiglu_of_any_strides() {
+    let cpu = Device::cpu();
+    for columns in [ColumnMajor::default(), ColumnMajor { b: true, ..ColumnMajor::default() }] {
+        for (shape, spacing) in
+            [([1, 1, 1], DENSE), ([40, 33, 65], STEPS), ([70, 130, 40], GAPS), ([3, 4, 0], DENSE), ([0, 4, 3], DENSE)]
+        {
+            for_types!(check_matmul_swiglu(&cpu, shape, spacing, columns));
+        }
+    }
+}
+
+#[test]
 fn scaled_matmul_of_any_strides() {
     let cpu = Device::cpu();
     for columns in [ColumnMajor::default(), ColumnMajor { b: true, ..ColumnMajor::default() }] {

@@ -204,6 +204,14 @@ fn cross_entropy_and_its_gradient_match() {
                 args.extend([Arg::Int(IGNORE), Arg::Int(0), Arg::Float(0.5)]);
                 interpret(form, &cross_entropy::CROSS_ENTROPY_BWD, &[dtype, index], consts, tiles(shape), &mut args);
                 grad.check("grad_logits", &want, tolerance(dtype));
+
+                let mut x_and_grad = x.clone();
+                let mut loss = HostTensor::poisoned(DType::F32, &[rows], &[1]);
+                let mut args = vec![Arg::Out(&mut x_and_grad), Arg::In(&targets), Arg::In(&g), Arg::Out(&mut loss)];
+                args.extend([Arg::Int(d as i64), Arg::Int(IGNORE), Arg::Float(0.5)]);
+                interpret(form, &cross_entropy::CROSS_ENTROPY_FWD_BWD, &[dtype, index], slotted, grid, &mut args);
+                loss.check("loss in place", &want_loss, 1e-5);
+                x_and_grad.check("grad_logits in place", &want, tolerance(dtype));
             }
         }
     });
@@ -408,6 +416,8 @@ fn sums_over_ranks_match() {
 fn casts_round_to_nearest() {
     each_case(|dtype, shape, s| {
         let x = HostTensor::random(dtype, &shape, s, &mut Random::new(7));
+        let factor = HostTensor::of(DType::F32, &[1], &[1], &[-0.75]);
+        let scaled: Vec<f64> = x.values().iter().map(|x| -0.75 * x).collect();
         for to in TYPES {
             let want = HostTensor::of(to, &shape, s, &x.values()).values();
             for form in forms() {
@@ -416,6 +426,11 @@ fn casts_round_to_nearest() {
                 let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
                 interpret(form, &cast::CAST, &[dtype, to], consts, tiles(shape), args);
                 y.check("cast", &want, 0.0);
+
+                let mut y = HostTensor::poisoned(to, &shape, s);
+                let args = &mut [Arg::In(&x), Arg::In(&factor), Arg::Out(&mut y)];
+                interpret(form, &cast::SCALE, &[dtype, to], consts, tiles(shape), args);
+                y.check("scale", &scaled, tolerance(to));
             }
         }
     });

@@ -2,7 +2,9 @@
 
 use tilewright::kernels::matmul::Options;
 use tilewright::prelude::*;
-use tilewright_tests::on_device::{ColumnMajor, DENSE, GAPS, check_matmul, check_scaled_matmul};
+use tilewright_tests::on_device::{
+    ColumnMajor, DENSE, GAPS, check_cross_entropy, check_matmul, check_matmul_swiglu, check_scaled_matmul,
+};
 
 const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
 
@@ -69,6 +71,29 @@ fn matmul_of_either_order() {
         let gpu = Device::simulated(arch);
         for columns in [ColumnMajor::default(), ColumnMajor { a: true, b: true, c: false }] {
             check_matmul::<bf16>(&gpu, [72, 48, 40], DENSE, columns, Options::default());
+        }
+    }
+}
+
+/// The gradient overwrites logits that other threads read before: the simulator reports races.
+#[test]
+fn cross_entropy_in_place() {
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        let gpu = Device::simulated(arch);
+        for shape in [[5, 37], [3, 4100]] {
+            check_cross_entropy::<bf16>(&gpu, shape, DENSE);
+        }
+    }
+}
+
+/// Two sums of one operand in each program.
+#[test]
+fn matmul_swiglu_of_either_order() {
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        let gpu = Device::simulated(arch);
+        for columns in [ColumnMajor::default(), ColumnMajor { b: true, ..ColumnMajor::default() }] {
+            check_matmul_swiglu::<bf16>(&gpu, [72, 48, 40], DENSE, columns);
+            check_matmul_swiglu::<bf16>(&gpu, [200, 160, 128], DENSE, columns);
         }
     }
 }

@@ -61,11 +61,11 @@ impl Kernel {
             Kernel::LayerNorm => &[Op::LayerNorm, Op::LayerNormBackward],
             Kernel::Activation => &[Op::Activation, Op::ActivationBackward],
             Kernel::Swiglu => &[Op::Swiglu, Op::SwigluBackward],
-            Kernel::CrossEntropy => &[Op::CrossEntropy, Op::CrossEntropyBackward],
+            Kernel::CrossEntropy => &[Op::CrossEntropy, Op::CrossEntropyBackward, Op::CrossEntropyInPlace],
             Kernel::Rope => &[Op::RopeFrom, Op::RopeAt],
             Kernel::Embedding => &[Op::EmbeddingBackward],
             Kernel::Adamw => &[Op::AdamW, Op::AdamWWithComputeWeights, Op::AdamWTwoPeers],
-            Kernel::Cast => &[Op::Cast],
+            Kernel::Cast => &[Op::Cast, Op::Scale],
             Kernel::RankSum => &[Op::RankSum],
             Kernel::Matmul | Kernel::ScaledMatmul => &[],
         }
@@ -82,7 +82,7 @@ impl Kernel {
             other => other,
         };
         match name {
-            "matmul" => return Some((Kernel::Matmul, None)),
+            "matmul" | "matmul_swiglu" => return Some((Kernel::Matmul, None)),
             "scaled_matmul" => return Some((Kernel::ScaledMatmul, None)),
             _ => {}
         }

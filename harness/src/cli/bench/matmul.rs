@@ -3,7 +3,7 @@
 use tilewright::codegen::lang::Precision;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::{self, Options};
-use tilewright::kernels::{Tensor, TensorMut};
+use tilewright::kernels::{Tensor, TensorMut, matmul_swiglu};
 use tilewright::{Buffer, Device, elements};
 
 use super::Common;
@@ -71,6 +71,41 @@ impl<T: Number> Gemm<T> {
     }
 }
 
+/// SwiGLU of two matmuls, n × n × n each.
+struct Gated<T: Number> {
+    operands: [Buffer<T>; 3],
+    results: [Buffer<T>; 3],
+    n: usize,
+}
+
+impl<T: Number> Gated<T> {
+    fn new(device: &Device, n: usize) -> tilewright::Result<Gated<T>> {
+        let len = elements(&[n, n])?;
+        device.check_memory(6.0 * len as f64 * size_of::<T>() as f64)?;
+        let operands = [normal(device, len, 1)?, normal(device, len, 2)?, normal(device, len, 3)?];
+        let poisoned = || Buffer::poisoned(device, len);
+        Ok(Gated { operands, results: [poisoned()?, poisoned()?, poisoned()?], n })
+    }
+
+    fn run(&mut self, device: &Device) -> tilewright::Result<()> {
+        let shape = [self.n; 2];
+        let [a, gate, value] = &self.operands;
+        let b = [Tensor::dense(gate.view(), shape)?, Tensor::dense(value.view(), shape)?];
+        let [gates, values, y] = &mut self.results;
+        let products = [TensorMut::dense(gates.view_mut(), shape)?, TensorMut::dense(values.view_mut(), shape)?];
+        let (a, y) = (Tensor::dense(a.view(), shape)?, TensorMut::dense(y.view_mut(), shape)?);
+        matmul_swiglu::multiply(device, a, b, Some(products), y, 0)
+    }
+
+    fn check(&self) -> Result<f64, BenchError> {
+        let [a, gate, value] = &self.operands;
+        let of = |b| Ok::<_, BenchError>(matmul::reference(&values(a)?, &values(b)?, [self.n; 3]));
+        let (gates, factors) = (of(gate)?, of(value)?);
+        let want: Vec<f64> = gates.iter().zip(&factors).map(|(g, v)| g / (1.0 + (-g).exp()) * v).collect();
+        accept("y", relative_error(&values(&self.results[2])?, &want), tolerance(T::dtype()))
+    }
+}
+
 /// Measures matmuls of size `n`.
 pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: &mut Recorder) -> Result<()> {
     let wide = T::dtype().bytes() == 4;
@@ -107,5 +142,13 @@ pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: 
         let row = if case.name.is_empty() { row } else { row.case(case.name) };
         recorder.push(row.measured(&measured, Work::Flop(2.0 * (n as f64).powi(3))))?;
     }
-    Ok(())
+    let measured = (|| -> Measured {
+        let mut small = Gated::<T>::new(device, n.min(CHECKED + n % CHECKED))?;
+        small.run(device)?;
+        let error = small.check()?;
+        let mut full = Gated::<T>::new(device, n)?;
+        Ok((common.time(device, || full.run(device))?, error))
+    })();
+    let row = Row::new("matmul_swiglu", &[n, n, n], T::dtype().name());
+    recorder.push(row.measured(&measured, Work::Flop(4.0 * (n as f64).powi(3))))
 }

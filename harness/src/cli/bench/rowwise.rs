@@ -33,6 +33,7 @@ pub enum Op {
     SwigluBackward,
     CrossEntropy,
     CrossEntropyBackward,
+    CrossEntropyInPlace,
     RopeFrom,
     RopeAt,
     EmbeddingBackward,
@@ -40,12 +41,13 @@ pub enum Op {
     AdamWWithComputeWeights,
     AdamWTwoPeers,
     Cast,
+    Scale,
     RankSum,
 }
 
 impl Op {
     #[cfg(test)]
-    pub const ALL: [Op; 23] = [
+    pub const ALL: [Op; 25] = [
         Op::WeightedSum,
         Op::WeightedSumBackward,
         Op::ColumnSum,
@@ -61,6 +63,7 @@ impl Op {
         Op::SwigluBackward,
         Op::CrossEntropy,
         Op::CrossEntropyBackward,
+        Op::CrossEntropyInPlace,
         Op::RopeFrom,
         Op::RopeAt,
         Op::EmbeddingBackward,
@@ -68,6 +71,7 @@ impl Op {
         Op::AdamWWithComputeWeights,
         Op::AdamWTwoPeers,
         Op::Cast,
+        Op::Scale,
         Op::RankSum,
     ];
 
@@ -88,6 +92,7 @@ impl Op {
             Op::SwigluBackward => "swiglu_bwd",
             Op::CrossEntropy => "cross_entropy_fwd",
             Op::CrossEntropyBackward => "cross_entropy_bwd",
+            Op::CrossEntropyInPlace => "cross_entropy_fwd_bwd",
             Op::RopeFrom => "rope_from",
             Op::RopeAt => "rope_at",
             Op::EmbeddingBackward => "embedding_bwd",
@@ -95,6 +100,7 @@ impl Op {
             Op::AdamWWithComputeWeights => "adamw_with_compute_weights",
             Op::AdamWTwoPeers => "adamw_two_peers",
             Op::Cast => "cast",
+            Op::Scale => "scale",
             Op::RankSum => "rank_sum",
         }
     }
@@ -105,7 +111,8 @@ impl Op {
         match self {
             Op::WeightedSum | Op::ColumnSum | Op::CrossEntropy => size,
             Op::WeightedSumBackward | Op::Softmax | Op::RmsNorm | Op::LayerNorm | Op::Activation => 2 * size,
-            Op::CrossEntropyBackward | Op::RopeFrom | Op::RopeAt => 2 * size,
+            // In place, the second read is not counted.
+            Op::CrossEntropyBackward | Op::CrossEntropyInPlace | Op::RopeFrom | Op::RopeAt => 2 * size,
             Op::SoftmaxBackward | Op::ActivationBackward | Op::Swiglu => 3 * size,
             Op::RmsNormBackward | Op::LayerNormBackward => 3 * size,
             Op::SwigluBackward => 5 * size,
@@ -116,7 +123,7 @@ impl Op {
             Op::AdamWWithComputeWeights => 26 + size,
             Op::AdamWTwoPeers => 26 + 2 * size,
             // From f32 to bf16, or back.
-            Op::Cast => 6,
+            Op::Cast | Op::Scale => 6,
             // Two gradients are read; their average is written twice.
             Op::RankSum => 4 * size,
         }
@@ -258,6 +265,7 @@ impl<T: Number> RowwiseBuffers<T> {
         match op {
             // The average is computed in place.
             Op::RankSum => self.y.copy_from(self.b.view()),
+            Op::CrossEntropyInPlace => self.y.copy_from(self.x.view()),
             _ => Ok(()),
         }
     }
@@ -315,6 +323,9 @@ impl<T: Number> RowwiseBuffers<T> {
                 let lse = Tensor::dense(self.lse.view(), [self.rows])?;
                 cross_entropy::backward(device, x, targets, NO_CLASS, lse, grad_sum, 1.0, y)
             }
+            Op::CrossEntropyInPlace => {
+                cross_entropy::forward_backward(device, y, self.d, targets, NO_CLASS, grad_sum, 1.0, sum)
+            }
             Op::RopeFrom | Op::RopeAt => {
                 let d = head(self.d);
                 let shape = [self.rows, self.d / d, d];
@@ -346,6 +357,13 @@ impl<T: Number> RowwiseBuffers<T> {
                 DType::F32 => cast::forward(device, x, TensorMut::dense(self.narrow.view_mut(), shape)?),
                 _ => cast::forward(device, x, TensorMut::dense(self.wide.view_mut(), shape)?),
             },
+            Op::Scale => {
+                let factor = Tensor::dense(self.grad_sum.slice(..1)?, [1])?;
+                match T::dtype() {
+                    DType::F32 => cast::scaled(device, x, factor, TensorMut::dense(self.narrow.view_mut(), shape)?),
+                    _ => cast::scaled(device, x, factor, TensorMut::dense(self.wide.view_mut(), shape)?),
+                }
+            }
             Op::RankSum => {
                 // Averages, unlike sums, stay finite over repeated runs.
                 let ranks = rank_sum::RankReduction { rank: 0, world: 2, average: true };
@@ -398,6 +416,12 @@ impl<T: Number> RowwiseBuffers<T> {
                 let grad = values(&self.grad_sum)?;
                 vec![(Output::Y, cross_entropy::reference::backward(&x, &targets, d, NO_CLASS, &grad, 1.0))]
             }
+            Op::CrossEntropyInPlace => {
+                let grad = values(&self.grad_sum)?;
+                let gradient = cross_entropy::reference::backward(&x, &targets, d, NO_CLASS, &grad, 1.0);
+                let loss = cross_entropy::reference::forward(&x, &targets, d, NO_CLASS).0;
+                vec![(Output::Rows, loss), (Output::Y, gradient)]
+            }
             Op::RopeFrom | Op::RopeAt => {
                 let places = if op == Op::RopeAt { targets } else { (0..self.rows as i64).collect() };
                 let size = head(d);
@@ -426,6 +450,11 @@ impl<T: Number> RowwiseBuffers<T> {
             }
             Op::Cast if T::dtype() == DType::F32 => vec![(Output::Narrow, x)],
             Op::Cast => vec![(Output::Wide, x)],
+            Op::Scale => {
+                let factor = values(&self.grad_sum)?[0];
+                let output = if T::dtype() == DType::F32 { Output::Narrow } else { Output::Wide };
+                vec![(output, x.iter().map(|x| factor * x).collect())]
+            }
             Op::RankSum => {
                 let average = rank_sum::reference(&[values(&self.b)?, x], true);
                 vec![(Output::Y, average.clone()), (Output::Y2, average)]
@@ -484,7 +513,7 @@ mod tests {
             assert!(matches!(rows.check(op), Err(BenchError::WrongResult(_))), "{op:?} before it ran");
             rows.run(op).unwrap();
             let error = rows.check(op).unwrap();
-            let rounded = matches!(op, Op::Cast | Op::AdamWWithComputeWeights | Op::AdamWTwoPeers);
+            let rounded = matches!(op, Op::Cast | Op::Scale | Op::AdamWWithComputeWeights | Op::AdamWTwoPeers);
             assert!(error < if rounded { 1e-2 } else { 1e-5 }, "{op:?}: {error}");
         }
     }
