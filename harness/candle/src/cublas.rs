@@ -13,51 +13,37 @@ use candle_core::cuda::cudarc::cublaslt::{result, sys};
 use candle_core::cuda::cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use candle_core::{CudaDevice, DType, Result, WithDType};
-use tilewright::{View, ViewMut, kernels};
+use tilewright::{ViewMut, kernels};
 
+use crate::gpu_matmul::Addend;
 use crate::matmul::{GemmShape, reserved_sms};
 use crate::memory::{Elem, is_per_thread, stream_key};
-use crate::tf32x3;
 
-/// The matrix c of d = a·b + c.
-#[derive(Clone, Copy)]
-pub enum Addend<'a, C: Elem> {
-    /// Zero: the result overwrites d.
-    Zero,
-    /// d itself: the result accumulates into d.
-    InPlace,
-    /// Another matrix, row-major as d.
-    Other(View<'a, C>),
-}
-
-/// Computes d [m, n] = a·b + base, row-major, for a [m, k] and b [k, n] that are row-major or column-major.
+/// Computes d [m, n] = a·b + addend, row-major, for a [m, k] and b [k, n] that are row-major or column-major.
 ///
 /// The precision of f32 matmuls follows `candle_core::cuda::gemm_reduced_precision_f32`: f32, or operands rounded to
-/// tf32; or 3xTF32 by a Tilewright kernel, if [`set_tf32x3`](crate::set_tf32x3) selected it.
+/// tf32.
 ///
 /// # Errors
-/// A matrix that is neither row-major nor column-major, one with 2³¹ rows or columns, a base of another length, and
+/// A matrix that is neither row-major nor column-major, one with 2³¹ rows or columns, an addend of another length, and
 /// those of cuBLAS.
 pub fn multiply<T: Elem, C: Elem>(
     device: &CudaDevice,
     a: &kernels::Tensor<'_, T, 2>,
     b: &kernels::Tensor<'_, T, 2>,
-    base: Addend<'_, C>,
+    addend: Addend<'_, C>,
     d: &mut ViewMut<'_, C>,
     GemmShape { m, k, n }: GemmShape,
 ) -> Result<()> {
     if m * n == 0 {
         return Ok(());
     }
-    if tf32x3::is_enabled() && [<T as WithDType>::DTYPE, <C as WithDType>::DTYPE] == [DType::F32; 2] {
-        return tf32x3::multiply(device, a, b, base, d, [m, n]);
-    }
     let failed = |error: result::CublasError| {
         candle_core::Error::Msg(format!("cuBLAS failed at a matmul of {m} x {k} and {k} x {n}: {error}"))
     };
-    let (c_address, beta) = match base {
+    let (c_address, beta) = match addend {
         Addend::Zero => (d.address(), 0.0_f32),
-        Addend::InPlace => (d.address(), 1.0),
+        Addend::Itself => (d.address(), 1.0),
         Addend::Other(other) if other.len() == m * n => (other.address(), 1.0),
         Addend::Other(other) => {
             let message =
@@ -104,7 +90,7 @@ pub fn multiply<T: Elem, C: Elem>(
     };
     let workspace = lt.workspace.as_ref().or(allocated.as_ref()).map_or(0, |slice| slice.device_ptr(&stream).0);
     let at = addresses.map(|address| address as *mut c_void);
-    // SAFETY: the operands borrow memory of this device in the sizes and strides of the plan, d exclusively; the base
+    // SAFETY: the operands borrow memory of this device in the sizes and strides of the plan, d exclusively; the addend
     // has as many elements as d; the workspace has the stated size, and is used on this stream only: that of a call is freed
     // in the order of the stream.
     unsafe {

@@ -3,7 +3,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | ops | [`flash_attention`], [`rms_norm`], [`layer_norm`], [`rope()`], [`swiglu`], [`swiglu_pair`], [`silu`], [`gelu`], [`gelu_erf`], [`softmax`], [`cross_entropy`], [`linear_cross_entropy`], [`embedding()`], [`linear()`], [`matmul()`], the two with an [`Epilogue`], [`cast`] |
+//! | ops | [`flash_attention`], [`rms_norm`], [`layer_norm`], [`rope()`], [`swiglu`], [`swiglu_pair`], [`linear_swiglu`], [`silu`], [`gelu`], [`gelu_erf`], [`softmax`], [`cross_entropy`], [`linear_cross_entropy`], [`embedding()`], [`linear()`], [`matmul()`], these with an [`Epilogue`], [`cast`] |
 //! | modules and optimizer | [`nn`], [`FusedAdamW`] |
 //! | kernels of your own | [`custom_op`], [`memory`], [`graph`] |
 //! | parameters, and where their gradients go | [`weight`] |
@@ -33,6 +33,8 @@ pub mod custom;
 pub mod dist;
 pub mod elementwise;
 pub mod embedding;
+#[cfg(feature = "cuda")]
+mod gpu_matmul;
 pub mod graph;
 pub mod linear;
 mod linear_cross_entropy;
@@ -44,8 +46,6 @@ pub mod norm;
 mod optim;
 pub mod rope;
 mod softmax;
-#[cfg(feature = "cuda")]
-mod tf32x3;
 pub mod weight;
 
 // For `for_float_type`, in crates that do not depend on them.
@@ -58,8 +58,10 @@ pub use attention_options::{AttentionOptions, PackedSequences};
 pub use custom::custom_op;
 pub use elementwise::{cast, silu_unfused, swiglu, swiglu_pair, swiglu_unfused};
 pub use embedding::embedding;
+#[cfg(feature = "cuda")]
+pub use gpu_matmul::set_tf32x3;
 pub use graph::{grad_enabled, no_grad};
-pub use linear::{linear, linear_with, matmul, matmul_with};
+pub use linear::{linear, linear_swiglu, linear_with, matmul, matmul_with};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use loss::{cross_entropy, cross_entropy_rows, cross_entropy_unfused};
 pub use matmul::{matmul_accumulate, reserve_sms, reserved_sms};
@@ -67,8 +69,6 @@ pub use norm::{layer_norm, rms_norm};
 pub use optim::FusedAdamW;
 pub use rope::{Rope, rope};
 pub use softmax::softmax;
-#[cfg(feature = "cuda")]
-pub use tf32x3::set_tf32x3;
 pub use weight::{GradSink, Weight};
 
 /// Compiles and runs the example of the README.

@@ -119,6 +119,35 @@ pub fn backward<T: Elem + FloatElement>(
     Ok(grad_logits.into_tensor((rows, d)))
 }
 
+/// Writes the loss of each row to `losses` [rows], and the gradient of the logits [rows, columns], of which the first
+/// `vocabulary` columns count, over them: 0 in the others. `grad` is the gradient of every loss, one element.
+///
+/// # Errors
+/// Shapes and dtypes that do not match.
+pub(crate) fn forward_backward<T: Elem + FloatElement>(
+    logits: &mut OutputAlloc<T>,
+    [rows, columns]: [usize; 2],
+    vocabulary: usize,
+    targets: &Tensor,
+    grad: &Tensor,
+    losses: &mut OutputAlloc<f32>,
+) -> Result<()> {
+    let _span = span("cross_entropy");
+    let (targets, grad) = (Read::<u32>::new(targets)?, Read::<f32>::new(grad)?);
+    let grad_rows = kernels::Tensor::strided(grad.view()?, [rows], [0]).map_err(kernel_error)?;
+    kernel::forward_backward(
+        targets.device(),
+        logits.dense([rows, columns])?,
+        vocabulary,
+        targets.strided()?,
+        NO_IGNORE_INDEX,
+        grad_rows,
+        1.0,
+        losses.dense([rows])?,
+    )
+    .map_err(kernel_error)
+}
+
 /// As [`cross_entropy`], in candle ops, in f32: the baseline.
 pub fn cross_entropy_unfused(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let _span = span("cross_entropy");

@@ -1,15 +1,21 @@
 //! Matmuls outside of the autograd graph: c = a·b, and c += a·b to accumulate gradients.
 //!
-//! Uses the `gemm` crate on the CPU and cuBLAS on a GPU. Both take row-major and column-major operands, so no matmul
-//! copies a transposed matrix. bf16 and f16 products are exact and accumulate in f32; the result is rounded once.
+//! Uses the `gemm` crate on the CPU; on a GPU Tilewright's kernel, and cuBLAS where that is faster (`gpu_matmul`). All take
+//! row-major and column-major operands, so no matmul copies a transposed matrix. bf16 and f16 products are exact and
+//! accumulate in f32; the result is rounded once.
 
 use std::cell::Cell;
 
 use candle_core::{DType, Result, Tensor};
 use tilewright::ViewMut;
+use tilewright::kernels::FloatElement;
+#[cfg(feature = "cuda")]
+use tilewright::prelude::Precision;
 use tilewright::trace::span;
 
-use crate::check::same_device;
+use crate::check::{bad_argument, same_device};
+#[cfg(feature = "cuda")]
+use crate::gpu_matmul;
 use crate::memory::{Elem, OutputAlloc, Read, for_float_type, same_storage, write};
 
 thread_local! {
@@ -82,7 +88,7 @@ pub fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// As [`multiply`]; also operands of another dtype than T.
-pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
+pub fn matmul_alloc<T: Elem + FloatElement>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
     let _span = span("matmul");
     let shape = GemmShape::of(a, b)?;
     let device = a.device();
@@ -92,7 +98,7 @@ pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
     let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
     #[cfg(feature = "cuda")]
     if let candle_core::Device::Cuda(cuda) = device {
-        crate::cublas::multiply(cuda, &a, &b, crate::cublas::Addend::Zero, &mut c.view()?, shape)?;
+        gpu_matmul::multiply(cuda, a, b, gpu_matmul::Addend::Zero, c.view()?, shape)?;
         return Ok(c);
     }
     cpu::multiply(&a, &b, host(&mut c.view()?)?, shape, false)?;
@@ -122,8 +128,7 @@ pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         if let candle_core::Device::Cuda(cuda) = device {
             let source = Read::<f32>::new(base)?;
             let mut c = OutputAlloc::<f32>::new(device, m * n)?;
-            let other = crate::cublas::Addend::Other(source.view()?);
-            crate::cublas::multiply(cuda, &a, &b, other, &mut c.view()?, shape)?;
+            gpu_matmul::multiply(cuda, a, b, gpu_matmul::Addend::Other(source.view()?), c.view()?, shape)?;
             return Ok(c.into_tensor(base.shape()));
         }
         let mut c = OutputAlloc::<f32>::copy_of(base)?;
@@ -171,7 +176,35 @@ pub fn matmul_into(c: &Tensor, a: &Tensor, b: &Tensor, accumulate: bool) -> Resu
     })
 }
 
-fn matmul_write<T: Elem, C: Elem>(
+/// y = silu(gate) · value [m, d] for the halves gate and value of a·b [m, 2d], which is written to `products`, contiguous;
+/// a is [m, k] and b [k, 2d], and all are of the dtype T.
+///
+/// On Hopper, one kernel computes bf16 and f16: y of sums that are not rounded.
+///
+/// # Errors
+/// As [`multiply`]; an odd number of columns.
+pub fn matmul_swiglu<T: Elem + FloatElement>(products: &Tensor, a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
+    let GemmShape { m, n, .. } = GemmShape::of(a, b)?;
+    if products.dims() != [m, n] || !n.is_multiple_of(2) {
+        let expected = format!("a matrix [{m}, {n}] with an even number of columns");
+        return Err(bad_argument("matmul_swiglu", "products", expected, format!("the shape {:?}", products.dims())));
+    }
+    if m * n == 0 {
+        return OutputAlloc::new(a.device(), 0);
+    }
+    #[cfg(feature = "cuda")]
+    if a.device().is_cuda()
+        && gpu_matmul::precision_of_kernel::<T>(crate::memory::kernel_device(a.device())?) == Some(Precision::Ieee)
+        && ![a, b].into_iter().any(|x| same_storage(x, products))
+    {
+        let _span = span("matmul");
+        return gpu_matmul::multiply_swiglu::<T>(&major(a)?, &major(b)?, products, [m, n / 2]);
+    }
+    matmul_into(products, a, b, false)?;
+    crate::elementwise::swiglu_forward::<T>(products)
+}
+
+fn matmul_write<T: Elem + FloatElement, C: Elem + FloatElement>(
     c: &Tensor,
     a: &Tensor,
     b: &Tensor,
@@ -186,8 +219,8 @@ fn matmul_write<T: Elem, C: Elem>(
     write::<C, ()>(c, |_, mut target| {
         #[cfg(feature = "cuda")]
         if let candle_core::Device::Cuda(cuda) = device {
-            let base = if accumulate { crate::cublas::Addend::InPlace } else { crate::cublas::Addend::Zero };
-            return crate::cublas::multiply(cuda, &a, &b, base, &mut target, shape);
+            let addend = if accumulate { gpu_matmul::Addend::Itself } else { gpu_matmul::Addend::Zero };
+            return gpu_matmul::multiply(cuda, a, b, addend, target, shape);
         }
         cpu::multiply(&a, &b, host(&mut target)?, shape, accumulate)
     })

@@ -420,43 +420,7 @@ impl<T: Elem> OutputAlloc<T> {
         [rows, d]: [usize; 2],
         parts: [StridedColumns<R>; N],
     ) -> Result<[kernels::TensorMut<'_, T, R>; N]> {
-        let device = self.device;
-        let whole = self.view()?;
-        let inside = |StridedColumns { shape, strides, columns }: &StridedColumns<R>| {
-            // A stride that is a multiple of d moves to another row, any other stride along a row.
-            let (mut down, mut along) = (0_usize, 0_usize);
-            for (&n, &stride) in shape.iter().zip(strides) {
-                let (stride, steps) = (stride.unsigned_abs() as usize, n.saturating_sub(1));
-                let (sum, stride) = match d > 0 && stride.is_multiple_of(d) {
-                    true => (&mut down, stride / d),
-                    false => (&mut along, stride),
-                };
-                *sum = sum.saturating_add(steps.saturating_mul(stride));
-            }
-            columns.end <= d && along < columns.len() && down < rows && strides.iter().all(|&s| s > 0)
-        };
-        let disjoint = |a: &Range<usize>, b: &Range<usize>| a.end <= b.start || b.end <= a.start;
-        let apart = (0..N).all(|i| (0..i).all(|j| disjoint(&parts[i].columns, &parts[j].columns)));
-        let fits =
-            rows.checked_mul(d).is_some_and(|elements| elements <= whole.len()) && apart && parts.iter().all(inside);
-        if !fits && !whole.is_empty() {
-            let message = format!("{parts:?} are not disjoint parts of a matrix of {rows} rows and {d} columns");
-            return Err(candle_core::Error::Msg(message));
-        }
-        let mut tensors = Vec::with_capacity(N);
-        for StridedColumns { shape, strides, columns } in parts {
-            // Parts of no elements can begin anywhere.
-            let start = columns.start.min(whole.len());
-            let address = whole.address() + (start * size_of::<T>()) as u64;
-            // SAFETY: `whole` borrows these elements exclusively while the parts live, and the check above ensures that
-            // no element is in two of them: rows and columns are those of one matrix, and the ranges of columns are
-            // disjoint.
-            let view = unsafe { ViewMut::from_address(device, address, whole.len() - start) };
-            tensors.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
-        }
-        <[_; N]>::try_from(tensors).map_err(|_| {
-            candle_core::Error::Msg("internal error: expected one tensor per range; please report this".into())
-        })
+        split_columns(self.device, self.view()?, [rows, d], parts)
     }
 
     /// Copies the elements of a contiguous tensor.
@@ -491,6 +455,52 @@ impl<T: Elem> OutputAlloc<T> {
         assert_eq!(shape.elem_count(), self.len(), "the elements of the shape {:?} and of the memory", shape.dims());
         Tensor::from_storage(self.into_storage(), shape, candle_core::op::BackpropOp::none(), false)
     }
+}
+
+/// Splits the elements of `whole`, a dense matrix [rows, d] on the device, into tensors, for one kernel that writes all of them.
+///
+/// # Errors
+/// Ranges that overlap or leave the matrix, and tensors that leave their range.
+pub(crate) fn split_columns<'a, T: Elem, const N: usize, const R: usize>(
+    device: &'a KernelDevice,
+    whole: ViewMut<'a, T>,
+    [rows, d]: [usize; 2],
+    parts: [StridedColumns<R>; N],
+) -> Result<[kernels::TensorMut<'a, T, R>; N]> {
+    let inside = |StridedColumns { shape, strides, columns }: &StridedColumns<R>| {
+        // A stride that is a multiple of d moves to another row, any other stride along a row.
+        let (mut down, mut along) = (0_usize, 0_usize);
+        for (&n, &stride) in shape.iter().zip(strides) {
+            let (stride, steps) = (stride.unsigned_abs() as usize, n.saturating_sub(1));
+            let (sum, stride) = match d > 0 && stride.is_multiple_of(d) {
+                true => (&mut down, stride / d),
+                false => (&mut along, stride),
+            };
+            *sum = sum.saturating_add(steps.saturating_mul(stride));
+        }
+        columns.end <= d && along < columns.len() && down < rows && strides.iter().all(|&s| s > 0)
+    };
+    let disjoint = |a: &Range<usize>, b: &Range<usize>| a.end <= b.start || b.end <= a.start;
+    let apart = (0..N).all(|i| (0..i).all(|j| disjoint(&parts[i].columns, &parts[j].columns)));
+    let fits = rows.checked_mul(d).is_some_and(|elements| elements <= whole.len()) && apart && parts.iter().all(inside);
+    if !fits && !whole.is_empty() {
+        let message = format!("{parts:?} are not disjoint parts of a matrix of {rows} rows and {d} columns");
+        return Err(candle_core::Error::Msg(message));
+    }
+    let mut tensors = Vec::with_capacity(N);
+    for StridedColumns { shape, strides, columns } in parts {
+        // Parts of no elements can begin anywhere.
+        let start = columns.start.min(whole.len());
+        let address = whole.address() + (start * size_of::<T>()) as u64;
+        // SAFETY: `whole` borrows these elements exclusively while the parts live, and the check above ensures that
+        // no element is in two of them: rows and columns are those of one matrix, and the ranges of columns are
+        // disjoint.
+        let view = unsafe { ViewMut::from_address(device, address, whole.len() - start) };
+        tensors.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
+    }
+    <[_; N]>::try_from(tensors).map_err(|_| {
+        candle_core::Error::Msg("internal error: expected one tensor per range; please report this".into())
+    })
 }
 
 /// Calls `f` with a mutable view of the elements of a contiguous tensor. The whole storage of the tensor is locked

@@ -91,6 +91,7 @@ fn wrong_shapes() {
     fails(ours::softmax(&f32s(&[])), &["softmax", "scalar"]);
     fails(ours::linear(&x, &f32s(&[3, 5])), &["linear", "rows of 5 elements", "[2, 4]"]);
     fails(ours::linear(&x, &f32s(&[4])), &["linear", "[n, k]", "[4]"]);
+    fails(ours::linear_swiglu(&x, &f32s(&[3, 4])), &["linear_swiglu", "even number of rows", "[3, 4]"]);
     fails(ours::matmul(&x, &f32s(&[3, 4])), &["matmul", "[2, 4]", "[3, 4]"]);
     fails(ours::embedding(&zeros(&[2], DType::U32), &f32s(&[4]), DType::F32), &["embedding", "[vocabulary, d]", "[4]"]);
     fails(ours::cross_entropy(&f32s(&[2, 3, 4]), &zeros(&[6], DType::U32)), &["cross_entropy", "[2, 3, 4]", "flatten"]);
@@ -176,6 +177,8 @@ fn zero_sizes() {
     check("softmax", ours::softmax(&x), &[0, 4]);
     check("cast", ours::cast(&x, DType::BF16), &[0, 4]);
     check("linear", ours::linear(&x, &empty(&[3, 4])), &[0, 3]);
+    check("linear_swiglu", ours::linear_swiglu(&x, &empty(&[6, 4])), &[0, 3]);
+    check("linear_swiglu of no columns", ours::linear_swiglu(&f32s(&[2, 4]), &empty(&[0, 4])), &[2, 0]);
     check("matmul", ours::matmul(&x, &empty(&[4, 3])), &[0, 3]);
     check("matmul of no columns", ours::matmul(&empty(&[2, 0]), &empty(&[0, 3])), &[2, 3]);
     check("rope", ours::rope(&empty(&[1, 2, 0, 4]), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0), &[1, 2, 0, 4]);

@@ -70,6 +70,10 @@ fn ops() -> Vec<(&'static str, Vec<Vec<usize>>, Op<'static>)> {
             Box::new(|x| ours::layer_norm(&x[0], &x[1], &x[2], 1e-5)),
         ),
         ("linear", vec![vec![2, 65, 96], vec![130, 96]], Box::new(|x| ours::linear(&x[0], &x[1]))),
+        ("linear_swiglu", vec![vec![2, 65, 96], vec![260, 96]], Box::new(|x| ours::linear_swiglu(&x[0], &x[1]))),
+        ("linear_swiglu of rows for TMA", vec![vec![300, 128], vec![512, 128]], {
+            Box::new(|x| ours::linear_swiglu(&x[0], &x[1]))
+        }),
         ("matmul", vec![vec![77, 96], vec![96, 33]], Box::new(|x| ours::matmul(&x[0], &x[1]))),
         ("gelu", vec![vec![5, 1000]], Box::new(|x| ours::gelu(&x[0]))),
         ("gelu_erf", vec![vec![5, 1000]], Box::new(|x| ours::gelu_erf(&x[0]))),
@@ -96,6 +100,10 @@ fn ops() -> Vec<(&'static str, Vec<Vec<usize>>, Op<'static>)> {
             let ids: Vec<u32> = (0..300).map(|i| i * 7 % 128).collect();
             Box::new(move |x| ours::linear_cross_entropy(&x[0], &x[1], &on(&x[0], &ids)?))
         }),
+        ("linear_cross_entropy of an odd vocabulary", vec![vec![20, 64], vec![20_001, 64]], {
+            let ids: Vec<u32> = (0..20).map(|i| i * 1009 % 20_001).collect();
+            Box::new(move |x| ours::linear_cross_entropy(&x[0], &x[1], &on(&x[0], &ids)?))
+        }),
         ("attention", vec![vec![2, 4, 150, 64], vec![2, 2, 150, 64], vec![2, 2, 150, 64]], {
             Box::new(|x| ours::flash_attention(&x[0], &x[1], &x[2], &AttentionOptions::new(true)))
         }),
@@ -120,6 +128,66 @@ fn check(dtype: DType, allowed: f64) {
         println!("{name} {dtype:?}: y and gradients {}", say.join(" "));
         if errors.iter().any(|error| !(*error < allowed)) {
             failures.push(format!("{name} {dtype:?}: {}", say.join(" ")));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// a·b, base + a·b, and c += a·b in f32 and in the type of a and b, for [m, k, n] of every form: operands transposed or
+/// not, rows that TMA takes and others, sums of nothing, with all SMs and with some reserved.
+#[test]
+fn products_match_those_on_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let mut failures = Vec::new();
+    let sizes = [
+        [64, 64, 64],
+        [300, 200, 136],
+        [77, 33, 50],
+        [1, 257, 512],
+        [512, 1024, 640],
+        [40, 0, 24],
+        [129, 7, 1],
+        [800, 768, 776],
+    ];
+    for ([m, k, n], dtype) in sizes.into_iter().flat_map(|s| [DType::BF16, DType::F16, DType::F32].map(|d| (s, d))) {
+        for (a_transposed, b_transposed, reserved) in
+            [(false, false, 0), (false, true, 0), (true, false, 100), (true, true, 0)]
+        {
+            let matrix = |rows, columns, transposed, seed| match transposed {
+                false => numbers(&[rows, columns], dtype, seed),
+                true => numbers(&[columns, rows], dtype, seed).t().unwrap(),
+            };
+            let (a, b) = (matrix(m, k, a_transposed, 1), matrix(k, n, b_transposed, 2));
+            let base = numbers(&[m, n], DType::F32, 3);
+            let all = |device: &Device| {
+                let on = |x: &Tensor| {
+                    let rows = x.is_contiguous();
+                    let dense = if rows { x.clone() } else { x.t().unwrap() }.to_device(device).unwrap();
+                    if rows { dense } else { dense.t().unwrap() }
+                };
+                let (a, b, base) = (on(&a), on(&b), on(&base));
+                let [sums, same] =
+                    [DType::F32, dtype].map(|dtype| base.force_contiguous().unwrap().to_dtype(dtype).unwrap());
+                let sums = if dtype == DType::F32 { base.force_contiguous().unwrap() } else { sums };
+                matmul_into(&sums, &a, &b, true).unwrap();
+                matmul_into(&same, &a, &b, false).unwrap();
+                [multiply(&a, &b).unwrap(), matmul_add(&base, &a, &b).unwrap(), sums, same]
+            };
+            ours::reserve_sms(reserved);
+            let found = all(&gpu);
+            ours::reserve_sms(0);
+            let allowed =
+                [1e-5, 6e-3, 8e-4][[DType::F32, DType::BF16, DType::F16].iter().position(|d| *d == dtype).unwrap()];
+            for (name, (found, expected)) in
+                ["a·b", "base + a·b", "c += a·b", "c = a·b"].into_iter().zip(found.iter().zip(&all(&Device::Cpu)))
+            {
+                let error = error(found, expected);
+                if !(error < allowed) {
+                    failures.push(format!(
+                        "{name} {dtype:?} [{m}, {k}, {n}] transposed {a_transposed} {b_transposed}: {error:.1e}"
+                    ));
+                }
+            }
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));

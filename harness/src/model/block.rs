@@ -6,11 +6,12 @@
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
+use tilewright_candle::Weight;
 use tilewright_candle::attention::{PackedSaved, packed_backward, packed_forward};
-use tilewright_candle::elementwise::{cast_to, swiglu_forward};
+use tilewright_candle::elementwise::cast_to;
 use tilewright_candle::linear::as_rows;
-use tilewright_candle::matmul::{matmul_add, matmul_alloc, matmul_into, multiply};
-use tilewright_candle::memory::Elem;
+use tilewright_candle::matmul::{matmul_add, matmul_into, matmul_swiglu, multiply};
+use tilewright_candle::memory::{Elem, OutputAlloc};
 use tilewright_candle::norm::{layer_backward, layer_forward};
 
 use super::{Block, NormWeights};
@@ -146,21 +147,27 @@ pub(super) fn to_compute_dtype<T: Elem + FloatElement>(x: &Tensor) -> Result<Ten
     }
 }
 
-/// x·Wᵀ, stored in the gradient buffer of W if it fits there, else in that of `later`, else in memory of its own.
-/// Backward writes these gradients only after its last read of the result.
-fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<SavedActivation> {
-    let (rows, w) = (as_rows(x)?, weight.compute(x.dtype())?);
+/// Memory for x·Wᵀ: the gradient buffer of W if it fits there, else that of `later`, else memory of its own. Backward
+/// writes these gradients only after its last read of the result.
+fn output_memory<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<SavedActivation> {
     let mut shape = x.dims().to_vec();
     if let Some(last) = shape.last_mut() {
-        *last = w.dim(0)?;
+        *last = weight.dims()[0];
     }
     for owner in [weight].into_iter().chain(later) {
         if let Some(activation) = owner.alias_grad(x.dtype(), shape.as_slice())? {
-            matmul_into(&as_rows(activation.tensor())?, &rows, &w.t()?, false)?;
             return Ok(activation);
         }
     }
-    Ok(SavedActivation::owned(matmul_alloc::<T>(&rows, &w.t()?)?.into_tensor(shape)))
+    let memory = OutputAlloc::<T>::new(x.device(), shape.iter().product())?;
+    Ok(SavedActivation::owned(memory.into_tensor(shape)))
+}
+
+/// x·Wᵀ in the memory of [`output_memory`].
+fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<SavedActivation> {
+    let y = output_memory::<T>(x, weight, later)?;
+    matmul_into(&as_rows(y.tensor())?, &as_rows(x)?, &weight.compute(x.dtype())?.t()?, false)?;
+    Ok(y)
 }
 
 /// stream + x·Wᵀ in f32.
@@ -211,8 +218,10 @@ pub(super) fn forward<T: Elem + FloatElement>(
     let o = o.into_tensor((batch, length, d_model));
     let middle = linear_residual(x, &o, &block.out)?;
     let (middle_normed, mid_stats) = block.mlp_norm.forward::<T>(&middle, eps)?;
-    let gate_up = linear::<T>(&middle_normed, &block.gate_up, None)?;
-    let inner = swiglu_forward::<T>(gate_up.tensor())?.into_tensor((batch, length, block.config.d_ff));
+    let gate_up = output_memory::<T>(&middle_normed, &block.gate_up, None)?;
+    let weight = block.gate_up.compute(middle_normed.dtype())?;
+    let inner = matmul_swiglu::<T>(&as_rows(gate_up.tensor())?, &as_rows(&middle_normed)?, &weight.t()?)?;
+    let inner = inner.into_tensor((batch, length, block.config.d_ff));
     let y = linear_residual(&middle, &inner, &block.down)?;
     let x = x.clone();
     Ok((y, Saved { x, stats, qkv, o, attention, middle, mid_stats, gate_up }))

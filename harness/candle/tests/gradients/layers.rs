@@ -45,6 +45,17 @@ fn linear_and_matmul() {
             let op = |x: &[Tensor]| ours::matmul(&x[0], &x[1]);
             check(&format!("matmul {shape:?}"), dtype, &inputs, op, |x| x[0].broadcast_matmul(&x[1]));
         }
+        for (shape, d) in [(&[5, 24][..], 33), (&[2, 7, 16], 8)] {
+            let k = *shape.last().unwrap();
+            let inputs = [random(shape, dtype, 1), random(&[2 * d, k], dtype, 2)];
+            let op = |x: &[Tensor]| ours::linear_swiglu(&x[0], &x[1]);
+            let formula = |x: &[Tensor]| {
+                let silu = |x: &Tensor| x / (x.neg()?.exp()? + 1.0)?;
+                let products = x[0].broadcast_matmul(&x[1].t()?)?;
+                silu(&products.narrow(D::Minus1, 0, d)?)? * products.narrow(D::Minus1, d, d)?
+            };
+            check(&format!("linear_swiglu {shape:?}"), dtype, &inputs, op, formula);
+        }
         // One tensor as both operands.
         let square = [random(&[6, 6], dtype, 4)];
         check("x·x", dtype, &square, |x| ours::matmul(&x[0], &x[0]), |x| x[0].matmul(&x[0]));

@@ -29,7 +29,7 @@ fn cross_entropy() {
     assert_close("candle's gradient", &found, &expected, 1e-5);
 }
 
-/// One chunk of rows, and several with one of another size.
+/// Vocabularies whose rows of logits are padded, and others. (Several chunks: the test in `linear_cross_entropy.rs`.)
 #[test]
 fn linear_cross_entropy() {
     for dtype in TYPES {
