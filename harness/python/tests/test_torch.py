@@ -124,7 +124,7 @@ def test_targets_that_are_no_classes(device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_linear_cross_entropy(device, dtype, reduction, monkeypatch):
-    monkeypatch.setattr(tilewright._losses, "_CHUNK_ROWS", 8)
+    monkeypatch.setattr(tilewright._losses, "_CHUNK_BYTES", 8 * 56 * 4)
     x, weight = randn(3, 7, 32, device=device, dtype=dtype), randn(50, 32, device=device, dtype=dtype)
     target = torch.randint(50, (3, 7), device=device)
     target[1, 2:5] = -100
@@ -138,9 +138,37 @@ def test_linear_cross_entropy(device, dtype, reduction, monkeypatch):
     )
 
 
+def test_linear_cross_entropy_of_no_targets_and_of_one_variable(device):
+    x, weight = randn(5, 32, device=device), randn(50, 32, device=device)
+    for rows in (5, 0):
+        target = torch.full((rows,), -100, device=device)
+        loss = tt.linear_cross_entropy(x[:rows], weight, target)
+        assert loss.isnan()
+        for grad in torch.autograd.grad(loss, (x, weight)):
+            assert not grad.any()
+    target = torch.randint(50, (5,), device=device)
+    expected = torch.autograd.grad(F.cross_entropy(x @ weight.t(), target, reduction="sum"), (x, weight))
+    for at, arguments in enumerate([(x, weight.detach()), (x.detach(), weight)]):
+        loss = tt.linear_cross_entropy(*arguments, target, reduction="sum")
+        # Twice: the saved gradient is not changed.
+        for factor in (1, 3):
+            (found,) = torch.autograd.grad(factor * loss, arguments[at], retain_graph=True)
+            torch.testing.assert_close(found, factor * expected[at], rtol=1e-4, atol=1e-5)
+
+
+def test_linear_cross_entropy_has_no_second_derivative(device):
+    x, weight = randn(5, 32, device=device), randn(50, 32, device=device)
+    target = torch.randint(50, (5,), device=device)
+    for variable in (x, weight):
+        (grad,) = torch.autograd.grad(tt.linear_cross_entropy(x, weight, target), variable, create_graph=True)
+        # Not zeros.
+        with pytest.raises(RuntimeError, match="second derivative"):
+            torch.autograd.grad(grad.square().sum(), variable)
+
+
 def test_linear_cross_entropy_sums_the_gradient_of_the_weight_in_float32(device, monkeypatch):
     """Many chunks: a sum in bfloat16 would lose them, once it is large beside one of them."""
-    monkeypatch.setattr(tilewright._losses, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(tilewright._losses, "_CHUNK_BYTES", 4 * 8 * 2)
     x = torch.rand(2048, 16, device=device).bfloat16().requires_grad_()
     weight = (torch.randn(8, 16, device=device) / 8).bfloat16().requires_grad_()
     target = torch.zeros(2048, dtype=torch.int64, device=device)
@@ -317,6 +345,8 @@ def test_registrations(device):
         (ops.rope, (tokens_first, frequencies, 0, torch.arange(9, device=device), False, False)),
         (ops.softmax, (x,)),
         (ops.linear_cross_entropy, (x, randn(7, 16, device=device), target, -100, "ieee")),
+        (ops.linear_cross_entropy_sum, (x, randn(7, 16, device=device), target, -100, "ieee", True, True)),
+        (ops.linear_cross_entropy_sum, (x, randn(7, 16, device=device).detach(), target, -100, "ieee", True, False)),
         (ops.matmul, (x, w.view(16, 1), None, 1)),
         (ops.matmul, (x, w.view(16, 1), torch.ones(1, device=device), 0)),
         (ops.rms_norm_forward, (x.detach().t(), w[:4].detach(), 1e-6)),

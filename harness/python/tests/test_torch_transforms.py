@@ -148,3 +148,16 @@ def test_torch_func(device):
     (expected,) = torch.autograd.grad(y.square().sum(), x64)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
     close(functionalize(tt.rms_norm)(x, w), tt.rms_norm(x, w))
+
+
+def test_gradients_of_a_batched_and_a_shared_operand(device):
+    x, weight = randn(3, 4, 16, device=device).detach(), randn(9, 16, device=device).detach()
+    target = torch.tensor([1, 2, 0, 8], device=device)
+
+    def total(op):
+        return lambda x, weight: torch.vmap(lambda x: op(x, weight))(x).sum()
+
+    found = torch.func.grad(total(lambda x, w: tt.linear_cross_entropy(x, w, target)), argnums=(0, 1))(x, weight)
+    plain = total(lambda x, w: torch.nn.functional.cross_entropy(x @ w.t(), target))
+    for a, b in zip(found, torch.func.grad(plain, argnums=(0, 1))(x, weight)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -29,6 +29,11 @@ _is_compiling = torch.compiler.is_compiling
 _FUNCTIONALIZE = _functorch.TransformType.Functionalize
 
 
+def in_transform() -> bool:
+    """Whether a transform of `torch.func` runs eagerly."""
+    return not _is_compiling() and _transforms_active()
+
+
 def kernel(schema: str, fake: Callable[..., Any], run: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """An op without a gradient, for all devices; `fake` returns tensors like its results.
 

@@ -4,9 +4,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::adamw::{self as adam, AdamState};
+use tilewright::kernels::cast;
 use tilewright::kernels::matmul as gemm;
 use tilewright::kernels::rope::{self, Direction, Pairs, Rotation};
-use tilewright::kernels::{Tensor, TensorMut, column_sum as columns};
+use tilewright::kernels::{FloatElement, Tensor, TensorMut, column_sum as columns};
 use tilewright::prelude::Precision;
 
 use super::{Call, for_float_type, for_index_type};
@@ -37,7 +38,8 @@ fn activation(name: &str) -> PyResult<Activation> {
     }
 }
 
-/// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]); with `accumulate`, and then without a bias, c += that.
+/// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]), for c of the type of a and b or float32; with `accumulate`, and
+/// then without a bias, c += that.
 #[pyfunction]
 #[pyo3(signature = (a, b, c, bias=None, activation="none", precision="ieee", accumulate=false))]
 fn matmul(
@@ -58,7 +60,11 @@ fn matmul(
     if accumulate && bias.is_some() {
         return Err(PyValueError::new_err("matmul: accumulate=True takes no bias"));
     }
-    let options = gemm::Options { activation: self::activation(activation)?, precision: self::precision(precision)? };
+    let options = gemm::Options {
+        activation: self::activation(activation)?,
+        precision: self::precision(precision)?,
+        ..gemm::Options::default()
+    };
     without_gil(py, || multiply(call, &a, &b, bias.as_ref(), &c, options, accumulate))
 }
 
@@ -72,14 +78,41 @@ pub fn multiply(
     options: gemm::Options,
     accumulate: bool,
 ) -> tilewright::Result<()> {
-    for_float_type!(a.dtype, call.arg("a"), T => {
-        let (a, b) = (a.tensor::<T, 2>(call.arg("a"))?, b.tensor(call.arg("b"))?);
-        let c = c.tensor_mut::<T, 2>(call.arg("c"))?;
-        match bias {
-            None if accumulate => gemm::accumulate(call.device, a, b, c, options),
-            Some(bias) => gemm::multiply_add_bias(call.device, a, b, bias.tensor(call.arg("bias"))?, c, options),
-            None => gemm::multiply(call.device, a, b, c, options),
-        }
+    for_float_type!(a.dtype, call.arg("a"), T => match c.dtype {
+        tilewright::Dtype::F32 => multiply_to::<T, f32>(call, a, b, bias, c, options, accumulate),
+        _ => multiply_to::<T, T>(call, a, b, bias, c, options, accumulate),
+    })
+}
+
+fn multiply_to<T: FloatElement, C: FloatElement>(
+    call: Call,
+    a: &Array,
+    b: &Array,
+    bias: Option<&Array>,
+    c: &Array,
+    options: gemm::Options,
+    accumulate: bool,
+) -> tilewright::Result<()> {
+    let (a, b) = (a.tensor::<T, 2>(call.arg("a"))?, b.tensor(call.arg("b"))?);
+    let c = c.tensor_mut::<C, 2>(call.arg("c"))?;
+    match bias {
+        None if accumulate => gemm::accumulate(call.device, a, b, c, options),
+        Some(bias) => gemm::multiply_add_bias(call.device, a, b, bias.tensor(call.arg("bias"))?, c, options),
+        None => gemm::multiply(call.device, a, b, c, options),
+    }
+}
+
+/// y = factor · x, both [..., d], for a factor [1] in the memory of their device.
+#[pyfunction]
+fn scale(x: Object, factor: Object, y: Object) -> PyResult<()> {
+    let py = x.py();
+    let (x, factor, y) = (Array::new("x", x)?, Array::new("factor", factor)?, Array::new("y", y)?);
+    let call = Call::new(py, "scale", &[("x", &x), ("factor", &factor)], &[("y", &y)])?;
+    without_gil(py, || {
+        for_float_type!(x.dtype, call.arg("x"), T => for_float_type!(y.dtype, call.arg("y"), U => {
+            let (rows, factor) = (x.rows::<T>(call.arg("x"))?, factor.tensor::<f32, 1>(call.arg("factor"))?);
+            cast::scaled(call.device, rows, factor, y.rows_mut::<U>(call.arg("y"))?)
+        }))
     })
 }
 
@@ -315,6 +348,7 @@ fn update(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(matmul, module)?)?;
     module.add_function(wrap_pyfunction!(column_sum, module)?)?;
+    module.add_function(wrap_pyfunction!(scale, module)?)?;
     module.add_function(wrap_pyfunction!(rope_, module)?)?;
     module.add_function(wrap_pyfunction!(rope_frequencies, module)?)?;
     module.add_function(wrap_pyfunction!(adamw, module)?)

@@ -174,6 +174,35 @@ pub fn cross_entropy_bwd(
     })
 }
 
+/// loss [rows], and the gradients of the first `classes` logits of each row [rows, columns] over them: 0 in the others.
+/// `grad_loss` [rows] may have stride 0.
+///
+/// # Errors
+/// As [`cross_entropy_fwd`].
+pub fn cross_entropy_fwd_bwd(
+    call: Call,
+    logits: &Array,
+    classes: usize,
+    targets: &Array,
+    grad_loss: &Array,
+    loss: &Array,
+    ignore_index: i64,
+) -> tilewright::Result<()> {
+    expect_classes(targets, call.arg("targets"), classes as i64, ignore_index)?;
+    for_float_type!(logits.dtype, call.arg("logits"), T => {
+        for_index_type!(targets.dtype, call.arg("targets"), I => cross_entropy::forward_backward::<T, I>(
+            call.device,
+            logits.rows_mut(call.arg("logits"))?,
+            classes,
+            targets.tensor(call.arg("targets"))?,
+            ignore_index,
+            grad_loss.tensor(call.arg("grad_loss"))?,
+            1.0,
+            loss.tensor_mut(call.arg("loss"))?,
+        ))
+    })
+}
+
 /// y = silu(x).
 pub fn silu_fwd(call: Call, x: &Array, y: &Array) -> tilewright::Result<()> {
     for_float_type!(x.dtype, call.arg("x"), T => {
@@ -347,6 +376,25 @@ fn cross_entropy_backward(
     without_gil(py, || cross_entropy_bwd(call, &logits, &targets, &lse, &grad_loss, &grad_logits, ignore_index))
 }
 
+/// loss [rows], and gradients in place of the logits [rows, columns], of which the first `classes` count: 0 in the others.
+/// `grad_loss` [rows] may have stride 0.
+#[pyfunction]
+fn cross_entropy_forward_backward(
+    logits: Object,
+    classes: usize,
+    targets: Object,
+    grad_loss: Object,
+    loss: Object,
+    ignore_index: i64,
+) -> PyResult<()> {
+    let py = logits.py();
+    let (logits, targets) = (Array::new("logits", logits)?, Array::new("targets", targets)?);
+    let (grad_loss, loss) = (Array::new("grad_loss", grad_loss)?, Array::new("loss", loss)?);
+    let inputs = [("targets", &targets), ("grad_loss", &grad_loss)];
+    let call = Call::new(py, "cross_entropy_fwd_bwd", &inputs, &[("logits", &logits), ("loss", &loss)])?;
+    without_gil(py, || cross_entropy_fwd_bwd(call, &logits, classes, &targets, &grad_loss, &loss, ignore_index))
+}
+
 /// y = silu(x).
 #[pyfunction]
 fn silu_forward(x: Object, y: Object) -> PyResult<()> {
@@ -394,6 +442,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(softmax_backward, module)?)?;
     module.add_function(wrap_pyfunction!(cross_entropy_forward, module)?)?;
     module.add_function(wrap_pyfunction!(cross_entropy_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(cross_entropy_forward_backward, module)?)?;
     module.add_function(wrap_pyfunction!(silu_forward, module)?)?;
     module.add_function(wrap_pyfunction!(silu_backward, module)?)?;
     module.add_function(wrap_pyfunction!(swiglu_forward, module)?)?;
