@@ -275,7 +275,7 @@ dist-sms() {
     ranks sms-f32 60 bench ddp "${common[@]}" --precision f32 --ctas 8,12,16 --reserve-sms 0,auto,32 --json "$logs/sms-f32.json"
     ranks sms-bf16 40 bench ddp "${common[@]}" --precision bf16 --comm-dtypes bf16 --ctas 16,24 --reserve-sms 0,auto --json "$logs/sms-bf16.json"
     NCCL_NTHREADS=256 ranks sms-f32-threads 40 bench ddp "${common[@]}" --precision f32 --ctas 16,24 --reserve-sms 0,8 --json "$logs/sms-f32-threads.json"
-    # Logs the stream priorities and the kernels that cuBLAS chooses; the trace shows their thread blocks.
+    # Logs the stream priorities and the kernels of GEMMs; the trace shows their thread blocks.
     TILEWRIGHT_LOG=tilewright_harness::ops=debug,tilewright_harness::dist=debug ranks sms-profile 40 profile "${xl[@]}" --ddp bucketed \
         --bucket-mb 300 --nccl-ctas 12 --steps 3 --out "$logs/sms-profile"
     grep -m 2 'priorities:' "$logs/sms-profile.log" | short | noted
