@@ -11,8 +11,8 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     alternate_buffers, assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits,
     direct_local_loads, early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots,
-    pingpong, pipeline_loads, prefetch_views, resolve_views, rotate_loops, specialize_warps, split_loops, split_tiles,
-    tma_stores,
+    pingpong, pipeline_loads, prefetch_views, resolve_views, rotate_loops, specialize_warps, split_ctas, split_loops,
+    split_tiles, tma_stores,
 };
 use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
@@ -53,6 +53,7 @@ struct Pipeline<'o> {
 
 /// The names of passes that [`Observer::after`] receives, in the order of the pipelines.
 pub const PASS_NAMES: &[&str] = &[
+    "split_ctas",
     "split_tiles",
     "carried_offsets",
     "resolve_views",
@@ -160,6 +161,10 @@ pub fn compile(
 /// Runs all passes on Tile IR for an NVIDIA GPU. The result is at stage *async*.
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
     let mut p = Pipeline { func: func.clone(), observer };
+    p.pass("split_ctas", Stage::Tile, |f| {
+        let split = split_ctas::run(f, options.num_ctas);
+        split.expect("internal compiler error: a kernel that CTAs cannot share, after `check`; please report this");
+    });
     p.pass("split_tiles", Stage::Tile, split_tiles::run);
     p.tile_passes();
     p.pass("expand_f64", Stage::Tile, expand_f64::run);
@@ -215,6 +220,11 @@ fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupporte
         let message = format!("num_warps is {warps}: expected a power of two from 1 to 32");
         return refuse(message, "a block has 32 threads per warp, and at most 1024");
     }
+    let ctas = options.num_ctas;
+    if !matches!(ctas, 1 | 2 | 4 | 8) {
+        let message = format!("num_ctas is {ctas}: expected 1, 2, 4 or 8");
+        return refuse(message, "the CTAs of one cluster run a program");
+    }
     match options.max_registers {
         Some(registers) if !MAX_REGISTERS.contains(&registers) => {
             let message = format!("max_registers is {registers}: expected 24 to 255");
@@ -251,13 +261,24 @@ fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported>
     Ok(())
 }
 
-/// Rejects options and tiles that no GPU supports, before any pass runs.
+/// Rejects options and tiles that no GPU supports, and programs that the CTAs of a cluster cannot share where options ask for
+/// it, before any pass runs.
 ///
 /// # Errors
 /// The limit that is exceeded, and what to do.
 pub fn check(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
     check_options(func, options)?;
-    check_tiles(func, options)
+    let ctas = options.num_ctas;
+    if ctas == 1 {
+        return check_tiles(func, options);
+    }
+    let mut part = func.clone();
+    split_ctas::run(&mut part, ctas).map_err(|(id, why)| Unsupported {
+        loc: func.op(id).loc.clone(),
+        message: format!("num_ctas is {ctas}, and CTAs cannot share the `{}`: {why}", func.op(id).op.mnemonic()),
+        help: Some("set num_ctas = 1".into()),
+    })?;
+    check_tiles(&part, options)
 }
 
 /// Resources that a kernel needs on an NVIDIA GPU, estimated from its IR.
@@ -312,7 +333,7 @@ pub fn estimate_resources(
     options: &CompileOptions,
 ) -> Result<ResourceEstimate, CompileError> {
     check(func, options)?;
-    check_specialization(func, arch, options)?;
+    check_target(func, arch, options)?;
     let gpu_func = gpu_ir(func, arch, options, &mut ());
     let available = registers::available(32 * options.num_warps);
     let mut estimate = ResourceEstimate {
@@ -329,8 +350,16 @@ pub fn estimate_resources(
     Ok(estimate)
 }
 
-/// Rejects a number of warps that warp specialization does not support, where the kernel or the options ask for it.
-fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<(), Unsupported> {
+/// Rejects clusters on a GPU without them, and a number of warps that warp specialization does not support, where the kernel
+/// or the options ask for it.
+fn check_target(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<(), Unsupported> {
+    if options.num_ctas > 1 && arch < GpuArch::Sm90a {
+        return Err(Unsupported {
+            loc: func.loc.clone(),
+            message: format!("num_ctas is {}, and {} has no thread block clusters", options.num_ctas, arch.name()),
+            help: Some("set num_ctas = 1".into()),
+        });
+    }
     let warps = options.num_warps;
     if arch < GpuArch::Sm90a
         || schedule::partitions::CONSUMER_WARPS.contains(&warps)
@@ -360,7 +389,7 @@ pub fn lower_gpu(
     observer: &mut dyn Observer,
 ) -> Result<(Manifest, String), Unsupported> {
     check(func, options)?;
-    check_specialization(func, arch, options)?;
+    check_target(func, arch, options)?;
     let gpu_func = gpu_ir(func, arch, options, observer);
     let module = lower::nvptx::lower(&gpu_func, arch, options)?;
     observer.llvm_ir(&module.llvm_ir);
@@ -372,6 +401,7 @@ pub fn lower_gpu(
         threads: module.threads,
         shared_bytes: module.shared_bytes,
         programs_per_block: module.programs_per_block,
+        ctas_per_program: module.ctas_per_program,
         arena_bytes: 0,
         tensor_maps: module.tensor_maps,
         source: func.loc.to_string(),
@@ -417,6 +447,7 @@ pub fn compile_host(
         threads: 1,
         shared_bytes: 0,
         programs_per_block: 1,
+        ctas_per_program: 1,
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: func.loc.to_string(),

@@ -25,8 +25,8 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 /// Lists configurations of a kernel, of which a launch uses the best one known: `#[autotune(configs = [Config(tile =
 /// 64, num_warps = 4), …], key = [n, …])]` above `#[kernel]`.
 ///
-/// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_stages`, `max_registers`, `tma`, `warp_specialize`,
-/// `pingpong`, `overlap`, `wgmma_f32` and `tma_stores`. The key names the arguments on which the best configuration
+/// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_ctas`, `num_stages`, `max_registers`, `tma`,
+/// `warp_specialize`, `pingpong`, `overlap`, `wgmma_f32` and `tma_stores`. The key names the arguments on which the best configuration
 /// depends: integer arguments by size (the next power of two), constants and bools by value; element types are always
 /// part of it.
 /// `default = function` names a function from the problem to the configuration to use without measurements; without it,

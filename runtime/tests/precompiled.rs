@@ -233,7 +233,7 @@ fn damaged_manifests_are_refused() {
         load(&manifest.replacen(from, to, 1), &code).map(drop).unwrap_err().to_string()
     };
     for (from, to, telling) in [
-        ("\"format\": 1", "\"format\": 3", "its format is 3: this version reads format 1"),
+        ("\"format\": 1", "\"format\": 4", "its format is 4: this version reads formats 1 to 3"),
         ("\"format\": 1,", "", "format"),
         ("\"f32\"", "\"f31\"", "f31"),
         ("\"memory\": {", "\"memory\": {}, \"forgotten\": {", "disagree on whether `x` is memory"),

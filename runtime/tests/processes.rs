@@ -44,6 +44,7 @@ fn manifest(kernel: &str) -> Manifest {
         threads: 1,
         shared_bytes: 0,
         programs_per_block: 1,
+        ctas_per_program: 1,
         arena_bytes: 0,
         tensor_maps: vec![],
         source: "processes.rs:1".to_string(),

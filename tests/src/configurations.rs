@@ -21,6 +21,7 @@ pub const PTX_VERSION: u32 = 84;
 pub fn compile_options(config: &Config) -> CompileOptions {
     CompileOptions {
         num_warps: config.num_warps,
+        num_ctas: config.num_ctas,
         num_stages: config.num_stages,
         max_registers: config.max_registers,
         schedule: config.schedule,

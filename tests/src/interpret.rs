@@ -276,7 +276,7 @@ fn simulate(
     let [programs, y, z] = grid;
     let launch = Launch {
         llvm_ir: &module.llvm_ir,
-        grid: [programs / module.programs_per_block, y, z],
+        grid: [programs / module.programs_per_block * module.ctas_per_program, y, z],
         threads: module.threads,
         shared_bytes: module.shared_bytes,
         args: &bits,

@@ -36,8 +36,8 @@ struct Compiled {
 /// Compiles a case, for a driver that supports PTX up to `ptx_version`.
 fn compile(seed: u64, ptx_version: u32) -> Compiled {
     let case = testgen::case(seed);
-    let options = CompileOptions { ptx_version, ..case.options.clone() };
-    let code = ARCHS.map(|arch| (arch, compile_gpu(&case.gpu_func(), arch, &options, &mut ()))).into();
+    let options = |arch| CompileOptions { ptx_version, ..case.options_for(arch) };
+    let code = ARCHS.map(|arch| (arch, compile_gpu(&case.gpu_func(), arch, &options(arch), &mut ()))).into();
     let expected = case.program.interpret().map_err(|e| e.to_string());
     Compiled { seed, case, expected, code }
 }

@@ -111,7 +111,11 @@ impl Case {
         }
         let launch = Launch {
             llvm_ir,
-            grid: [self.grid[0] / self.module.programs_per_block, self.grid[1], self.grid[2]],
+            grid: [
+                self.grid[0] / self.module.programs_per_block * self.module.ctas_per_program,
+                self.grid[1],
+                self.grid[2],
+            ],
             threads: self.module.threads,
             shared_bytes: self.module.shared_bytes,
             args: &bits,
@@ -160,6 +164,11 @@ fn matmul_in_turns(name: &'static str, options: &CompileOptions) -> Case {
     matmul_of(name, GpuArch::Sm90a, 32, [160, 64, 3 * 32], 2, options)
 }
 
+/// The same by the two CTAs of a cluster, which share the loads of b.
+fn matmul_of_cluster(name: &'static str, options: &CompileOptions) -> Case {
+    matmul_of(name, GpuArch::Sm90a, 32, [128, 64, 5 * 32], 0, &CompileOptions { num_ctas: 2, ..options.clone() })
+}
+
 fn matmul_of(
     name: &'static str,
     arch: GpuArch,
@@ -177,7 +186,7 @@ fn matmul_of(
     let numbers = [1, n, 1, m, n, k, k, 1, n, 1, n, 1].map(|n| Arg::Int(n as i64));
     let args = [Arg::In(a), Arg::In(b), Arg::In(unused.clone()), Arg::In(unused), Arg::Out(c)];
     let consts = consts! {
-        m_tile = 64usize, n_tile = 64usize, k_tile = k_tile, persistent = replicas > 0, replicas = replicas.max(1),
+        m_tile = 64 * options.num_ctas as usize, n_tile = 64usize, k_tile = k_tile, persistent = replicas > 0, replicas = replicas.max(1),
     };
     let args = args.into_iter().chain(numbers).collect();
     Case::new(name, &MATMUL, &[DType::BF16; 2], consts, [replicas.max(1) as u32, 1, 1], args, arch, options)
@@ -327,6 +336,7 @@ fn cases() -> Vec<Case> {
         matmul("matmul specialized", sm90, 32, &options(4, 2, specialized(false))),
         persistent_matmul("matmul specialized, persistent", sm90, 32, &options(4, 2, specialized(false))),
         matmul_in_turns("matmul specialized, persistent, in turns", &options(4, 2, specialized(false))),
+        matmul_of_cluster("matmul specialized, of a cluster", &options(4, 2, specialized(false))),
         forward("forward sm_80", sm80, 32, &options(2, 2, Schedule::default())),
         forward("forward cp.async", sm90, 64, &options(4, 2, with_cp_async())),
         forward("forward TMA", sm90, 64, &options(4, 2, with_tma())),

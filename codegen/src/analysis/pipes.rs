@@ -45,6 +45,7 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
     let data = func.op(id);
     match &data.op {
         Op::ProgramId { .. }
+        | Op::CtaRank { .. }
         | Op::NumPrograms { .. }
         | Op::Constant { .. }
         | Op::Arange { .. }
@@ -98,6 +99,7 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
         | Op::WgmmaWait { .. }
         | Op::FenceAsyncShared
         | Op::BlockBarrier { .. }
+        | Op::ClusterBarrier
         | Op::MbarrierAlloc { .. }
         | Op::MbarrierFree
         | Op::MbarrierExpect { .. }

@@ -57,11 +57,18 @@ pub struct BoxCopy {
     pub start: Vec<u32>,
 }
 
-/// The plan for a view, with boundary checks in the dimensions of `boundary`, and a shared buffer of its block shape.
-/// `None` if TMA cannot copy it.
-pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], buffer: &Type) -> Option<TmaPlan> {
+/// The plan for a view, with boundary checks in the dimensions of `boundary`, and a shared buffer of its block shape, by a
+/// multiple of `pieces` copies. `None` if TMA cannot copy it.
+pub fn plan(
+    func: &Func,
+    axis: &AxisAnalysis,
+    view: Value,
+    boundary: &[usize],
+    buffer: &Type,
+    pieces: u32,
+) -> Option<TmaPlan> {
     let (Type::View { block, .. }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
-    plan_block(func, axis, view, boundary, &extents(block), func.layout(*layout))
+    plan_pieces(func, axis, view, boundary, (&extents(block), func.layout(*layout)), pieces)
 }
 
 /// As [`plan`], for a row-major buffer without a swizzle.
@@ -80,6 +87,17 @@ pub fn plan_block(
     boundary: &[usize],
     block: &[u32],
     layout: &LinearLayout,
+) -> Option<TmaPlan> {
+    plan_pieces(func, axis, view, boundary, (block, layout), 1)
+}
+
+fn plan_pieces(
+    func: &Func,
+    axis: &AxisAnalysis,
+    view: Value,
+    boundary: &[usize],
+    (block, layout): (&[u32], &LinearLayout),
+    pieces: u32,
 ) -> Option<TmaPlan> {
     let parts = view_operands(func, view);
     let Type::View { elem, .. } = func.ty(view) else { return None };
@@ -121,7 +139,7 @@ pub fn plan_block(
     if plan.shape.len() > MAX_RANK {
         return None;
     }
-    boxes(layout, block, parts.order, *elem, &mut plan)?;
+    boxes(layout, block, parts.order, *elem, pieces, &mut plan)?;
     Some(plan)
 }
 
@@ -218,25 +236,40 @@ fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
     }
 }
 
-/// Adds the boxes whose copies arrange the block in the buffer according to its layout.
-fn boxes(layout: &LinearLayout, extents: &[u32], order: &[usize], elem: DType, plan: &mut TmaPlan) -> Option<()> {
+/// Adds the boxes, a multiple of `pieces`, whose copies arrange the block in the buffer according to its layout. A row of the
+/// buffer may have room for more elements: with a swizzle, rows of a box start at multiples of the span, whatever its width.
+fn boxes(
+    layout: &LinearLayout,
+    extents: &[u32],
+    order: &[usize],
+    elem: DType,
+    pieces: u32,
+    plan: &mut TmaPlan,
+) -> Option<()> {
     let bytes = elem.bytes() as u32;
     let (inner, rest) = (order[0], &order[1..]);
     let rows: u32 = rest.iter().map(|&d| extents[d]).product();
+    let room = layout.shape();
+    (rest.iter().all(|&d| room.get(d) == Some(&extents[d]))).then_some(())?;
     let swizzle = Swizzle::ALL.into_iter().find(|&s| {
         if s == Swizzle::None {
             return *layout == LinearLayout::shared_row_major(extents, order);
         }
-        extents[inner] * bytes >= s.bytes()
-            && *layout == LinearLayout::shared_swizzled(extents, order, bytes, s.bytes())
+        room[inner] * bytes >= s.bytes() && *layout == LinearLayout::shared_swizzled(room, order, bytes, s.bytes())
     })?;
-    // Extent of a box along the innermost dimension, and along the next one.
+    // Extent of a box along the innermost dimension, and along the next one, and elements from one row to the next.
     let width = match swizzle {
         Swizzle::None if rest.is_empty() => extents[inner].min(MAX_BOX),
         Swizzle::None => extents[inner],
-        _ => swizzle.bytes() / bytes,
+        _ => extents[inner].min(swizzle.bytes() / bytes),
     };
-    let height = rest.first().map_or(1, |&d| extents[d].min(MAX_BOX));
+    let pitch = if swizzle == Swizzle::None { width } else { swizzle.bytes() / bytes };
+    let most = rest.first().map_or(1, |&d| extents[d].min(MAX_BOX));
+    let panels = extents[inner] / width;
+    let is_even = |height: &u32| {
+        rest.is_empty() || (panels * (extents[rest[0]] / height)).is_multiple_of(pieces) && most.is_multiple_of(*height)
+    };
+    let height = std::iter::successors(Some(most), |&height| (height > 1).then_some(height / 2)).find(is_even)?;
     let too_large = width > MAX_BOX || rest.iter().skip(1).any(|&d| extents[d] > MAX_BOX);
     let split_below = rest.len() > 1 && height < extents[rest[0]];
     if too_large || split_below || !(width * bytes).is_multiple_of(ALIGN as u32) {
@@ -247,19 +280,20 @@ fn boxes(layout: &LinearLayout, extents: &[u32], order: &[usize], elem: DType, p
     plan.block.extend(rest.iter().enumerate().map(|(i, &d)| if i == 0 { height } else { extents[d] }));
     plan.block.extend(std::iter::repeat_n(1, extra));
     plan.swizzle_bytes = if swizzle == Swizzle::None { 0 } else { swizzle.bytes() };
-    for panel in 0..extents[inner] / width {
+    for panel in 0..panels {
         for part in 0..rest.first().map_or(1, |&d| extents[d] / height) {
             let mut start = vec![0; plan.shape.len()];
             start[0] = panel * width;
             if !rest.is_empty() {
                 start[1] = part * height;
             }
-            plan.copies.push(BoxCopy { offset: (panel * rows + part * height) * width * bytes, start });
+            plan.copies.push(BoxCopy { offset: (panel * rows + part * height) * pitch * bytes, start });
         }
     }
+    (plan.copies.len() as u32).is_multiple_of(pieces).then_some(())?;
     // The swizzle pattern is a function of address bits, so every box, and every buffer of a ring, must be aligned to
     // it.
-    let size = rows * extents[inner] * bytes;
+    let size = rows * room[inner] * bytes;
     let starts = plan.copies.iter().map(|c| c.offset).chain([size]);
     starts.clone().all(|at| at.is_multiple_of(swizzle.alignment())).then_some(())
 }
@@ -276,7 +310,7 @@ mod tests {
         let ops = func.walk();
         let view = ops.iter().find(|&&id| matches!(func.op(id).op, Op::MakeView { .. })).map(|&id| func.result(id));
         let buffer = ops.iter().find(|&&id| func.op(id).op == Op::LocalAlloc).map(|&id| func.result(id));
-        plan(&func, &axis, view.unwrap(), &[0], func.ty(buffer.unwrap()))
+        plan(&func, &axis, view.unwrap(), &[0], func.ty(buffer.unwrap()), 1)
     }
 
     const SWIZZLED: &str = "#l0 = shared<offset=[[0,1],[0,2],[0,4],[0,8],[0,16],[0,32],[1,8],[2,16],[4,32],[8,0],[16,0],[32,0],[0,64]], shape=[64,128]>";

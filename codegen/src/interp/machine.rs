@@ -8,7 +8,7 @@ use super::memory::Memory;
 use super::shared::SharedMemory;
 use super::value::{Tile, Val};
 use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
-use crate::ir::nested::takes_turns;
+use crate::ir::nested::{ctas, takes_turns};
 use crate::ir::{BlockId, DType, Elem, Func, MemSem, Op, OpId, Padding, Precision, Type, Value};
 use crate::text::print_op;
 use std::collections::{BTreeMap, HashMap};
@@ -58,6 +58,7 @@ const SWITCH_PERIOD: usize = 4;
 struct Program {
     number: usize,
     coordinates: [u32; 3],
+    cta: u32,
     values: Vec<Option<Val>>,
     shared: SharedMemory,
     barriers: BarrierTable,
@@ -89,7 +90,8 @@ pub(super) fn run(
     options: RunOptions,
     trace: &mut dyn Trace,
 ) -> Result<Outcome, InterpError> {
-    let total = grid.iter().map(|&n| n as usize).product();
+    let ctas = ctas(func);
+    let total = grid.iter().map(|&n| n as usize).product::<usize>() * ctas as usize;
     memory.begin_launch(total);
     let mut machine = Machine {
         func,
@@ -98,7 +100,9 @@ pub(super) fn run(
         trace,
         max_ops: options.max_ops,
         grid,
+        ctas,
         program: [0; 3],
+        cta: 0,
         values: Vec::new(),
         shared: SharedMemory::default(),
         barriers: BarrierTable::default(),
@@ -122,8 +126,11 @@ pub(super) struct Machine<'a> {
     trace: &'a mut dyn Trace,
     max_ops: u64,
     grid: [u32; 3],
-    /// Coordinates and state of the running program.
+    /// The CTAs of a cluster that run one program. Each runs as if it were a program of its own.
+    ctas: u32,
+    /// Coordinates and state of the running program, and the rank of its CTA.
     program: [u32; 3],
+    cta: u32,
     values: Vec<Option<Val>>,
     pub shared: SharedMemory,
     pub barriers: BarrierTable,
@@ -144,14 +151,17 @@ impl Machine<'_> {
 
     fn start(&mut self, number: usize, args: &[Tile]) -> Program {
         let [x, y, _] = self.grid.map(|n| n as usize);
+        let (number_of_cta, ctas) = (number, self.ctas as usize);
+        let number = number_of_cta / ctas;
         let coordinates = [number % x, number / x % y, number / (x * y)].map(|n| n as u32);
         let mut values = vec![None; self.func.num_values()];
         for (&v, arg) in self.func.block(self.func.body).params.iter().zip(args) {
             values[v.0 as usize] = Some(Val::from(arg.clone()));
         }
         Program {
-            number,
+            number: number_of_cta,
             coordinates,
+            cta: (number_of_cta % ctas) as u32,
             values,
             shared: SharedMemory::default(),
             barriers: BarrierTable::default(),
@@ -192,7 +202,7 @@ impl Machine<'_> {
                 None => resident.iter().position(|p| !waits(p)).unwrap_or(0),
             };
             let mut program = resident.swap_remove(at);
-            self.program = program.coordinates;
+            (self.program, self.cta) = (program.coordinates, program.cta);
             self.memory.set_program(program.number);
             self.swap_state(&mut program);
             let stop = self.resume(&mut program.flow);
@@ -413,6 +423,7 @@ impl<'a> Machine<'a> {
                 };
                 one(Tile::scalar(DType::I32, first as u64))
             }
+            Op::CtaRank { .. } => one(Tile::scalar(DType::I32, self.cta.into())),
             Op::NumPrograms { axis } => one(Tile::scalar(DType::I32, self.grid[*axis as usize] as u64)),
             Op::Constant { value } => {
                 let scalar = Tile::scalar(self.dtype(id), literal_bits(*value, self.dtype(id)));
@@ -511,6 +522,7 @@ impl<'a> Machine<'a> {
             | Op::AsyncWait { pending: _ }
             | Op::FenceAsyncShared
             | Op::PingpongArrive
+            | Op::ClusterBarrier
             | Op::BlockBarrier { id: _, threads: _ } => none(()),
             Op::MbarrierAlloc { arrivals } => {
                 let Type::Barrier { count } = self.ty(id, 0) else { wrong_type("mbarrier_alloc") };
@@ -521,13 +533,15 @@ impl<'a> Machine<'a> {
                 true => none(()),
                 false => none(self.barriers.expect(operands[0].barriers(), operands[1].int(), *bytes)?),
             },
-            Op::MbarrierArrive { warps, lanes } => {
-                none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), warps * lanes)?)
+            // The other CTAs of the cluster do the same as this one.
+            Op::MbarrierArrive { warps, lanes, ctas } => {
+                let arrivals = warps * lanes * ctas.unwrap_or(1);
+                none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), arrivals)?)
             }
             Op::AsyncArrive { threads } => {
                 none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), *threads)?)
             }
-            Op::TmaLoad { boundary } => {
+            Op::TmaLoad { boundary, ctas: _ } => {
                 if !is_predicated_off(&operands, 4) {
                     let tile = operands[0].view().load(self.memory, boundary, Padding::Zero)?;
                     let (group, index, to) = (operands[2].barriers(), operands[3].int(), operands[1].shared());

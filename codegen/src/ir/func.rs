@@ -206,6 +206,14 @@ impl Func {
         self.blocks.len()
     }
 
+    /// Bytes that a shared buffer or ring takes: those of its layout, which may have room for more columns than the buffer.
+    pub fn shared_bytes(&self, ty: &Type) -> usize {
+        let Type::Shared { shape, elem, layout } = ty else { return 0 };
+        let layout = self.layout(*layout);
+        let slots: usize = shape[..shape.len() - layout.shape().len()].iter().product();
+        slots * layout.shape().iter().product::<u32>() as usize * elem.bytes()
+    }
+
     pub fn layout(&self, id: super::LayoutId) -> &crate::layout::LinearLayout {
         &self.layouts[id.0 as usize]
     }

@@ -109,3 +109,12 @@ pub fn takes_turns(func: &Func) -> bool {
     };
     func.walk().into_iter().any(waits_for_others)
 }
+
+/// The CTAs (thread blocks) of a cluster that run one program; 1 without clusters.
+pub fn ctas(func: &Func) -> u32 {
+    let of_op = |id: OpId| match func.op(id).op {
+        Op::CtaRank { ctas } => Some(ctas),
+        _ => None,
+    };
+    func.walk().into_iter().find_map(of_op).unwrap_or(1)
+}

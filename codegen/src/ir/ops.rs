@@ -340,6 +340,9 @@ op_table! {
     ProgramId { axis: u32 } = "program_id" (0..0) -> 1, Pure, Tile;
     /// Extent of the grid: i32.
     NumPrograms { axis: u32 } = "num_programs" (0..0) -> 1, Pure, Tile;
+    /// Rank of this CTA in its cluster: i32. The `ctas` CTAs of a cluster share one program: each runs it for its part of the
+    /// tiles (`split_ctas`). All of a function's have the same `ctas`.
+    CtaRank { ctas: u32 } = "cta_rank" (0..0) -> 1, Pure, Tile;
     /// A number in every element of the result.
     Constant { value: Literal } = "constant" (0..0) -> 1, Pure, Tile;
     /// `start, start + 1, … end − 1` as a one-dimensional i32 tile.
@@ -497,6 +500,8 @@ op_table! {
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
     /// `bar.sync` of all threads of the block, or of `threads` threads on named barrier `id`.
     BlockBarrier { id: u32, threads: Option<u32> } = "block_barrier" (0..0) -> 0, Control, Async;
+    /// Barrier of all threads of all CTAs of the cluster (`barrier.cluster`).
+    ClusterBarrier = "cluster_barrier" (0..0) -> 0, Control, Async;
 
     /// Stores a tile to a view's block by TMA, or adds it (`op`, of f32): each warp brings its boxes
     /// ([`crate::analysis::warp_box`]) to shared memory one after the other, and starts their copies. Elements beyond
@@ -525,9 +530,9 @@ op_table! {
     /// bool predicate.
     MbarrierExpect { bytes: u32 } = "mbarrier_expect" (2..3) -> 0, Control, Async;
     /// Each of the `warps` warps that execute this arrives `lanes` times: once per warp after its threads have
-    /// converged (1), or once per thread (32). Operands: mbarriers, i32 index, then values to compute before the
-    /// arrival.
-    MbarrierArrive { warps: u32, lanes: u32 } = "mbarrier_arrive" (2..any) -> 0, Control, Async;
+    /// converged (1), or once per thread (32). With `ctas`, at the mbarriers of each of the `ctas` CTAs of the cluster, which
+    /// arrive here too. Operands: mbarriers, i32 index, then values to compute before the arrival.
+    MbarrierArrive { warps: u32, lanes: u32, ctas: Option<u32> } = "mbarrier_arrive" (2..any) -> 0, Control, Async;
     /// Each of the `threads` threads that execute this arrives when its `async_copy` and `async_load` so far have completed
     /// (`cp.async.mbarrier.arrive`). Operands: mbarriers, i32 index.
     AsyncArrive { threads: u32 } = "async_arrive" (2..2) -> 0, Control, Async;
@@ -535,9 +540,10 @@ op_table! {
     /// predicate.
     MbarrierWait = "mbarrier_wait" (3..4) -> 0, Control, Async;
     /// Starts a TMA copy of a view's block to a shared buffer, issued by one thread and tracked by an mbarrier.
-    /// Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, mbarriers, i32
-    /// index, optionally a bool predicate.
-    TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
+    /// Elements beyond the shape in a dimension of `boundary` become zeros. With `ctas`, the `ctas` CTAs of the cluster load
+    /// the same block: each copies a part to the buffers of all (multicast), and completes it at the mbarriers of all.
+    /// Operands: view, buffer, mbarriers, i32 index, optionally a bool predicate.
+    TmaLoad { boundary: Vec<usize>, ctas: Option<u32> } = "tma_load" (4..5) -> 0, Write, Async;
     /// Ping-pong scheduling: waits until the previous consumer warpgroup has arrived. The first warpgroup is the first
     /// to proceed. With operands, programs that share the block take turns: waits until the previous program has arrived.
     /// Operands, five for each pair of mbarriers that track a ring: full mbarriers, empty mbarriers, i32 slot, i32

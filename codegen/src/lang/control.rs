@@ -321,7 +321,7 @@ fn derives_from_launch_values(func: &Func, v: Value) -> bool {
             Def::Result(id, _) => func.op(id),
         };
         match data.op {
-            Op::Constant { .. } | Op::ProgramId { .. } | Op::NumPrograms { .. } => {}
+            Op::Constant { .. } | Op::ProgramId { .. } | Op::NumPrograms { .. } | Op::CtaRank { .. } => {}
             Op::Binary(_) | Op::Unary(_) | Op::Cast | Op::Cmp(_) | Op::Select | Op::Hint { .. } => {
                 rest.extend(data.operands.iter().filter(|&&operand| seen.insert(operand)));
             }

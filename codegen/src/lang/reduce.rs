@@ -125,6 +125,7 @@ pub(super) fn check_pure(ops: &[(Op, Loc)], what: &str) {
             | Op::Splat
             | Op::Broadcast
             | Op::ProgramId { .. }
+            | Op::CtaRank { .. }
             | Op::NumPrograms { .. } => true,
             Op::InlineAsm { .. } => op.effects() == Effects::Pure,
             _ => false,

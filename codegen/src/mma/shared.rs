@@ -3,6 +3,7 @@
 //! The contiguous dimension is divided into panels as wide as the swizzle span. Each panel holds all rows, one span
 //! after another; panels follow each other. Without a swizzle, the span is one chunk of 16 bytes.
 
+use crate::ir::{Func, Type};
 use crate::layout::{LinearLayout, Swizzle};
 
 /// A matrix operand in shared memory.
@@ -19,17 +20,23 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// The operand that `wgmma` reads from a buffer of this layout, in which dimension `k_axis` is K; `None` if it
-    /// cannot read it.
-    pub fn of(layout: &LinearLayout, k_axis: usize, element_bytes: u32, allows_mn_major: bool) -> Option<Matrix> {
+    /// The operand that `wgmma` reads from a buffer of this type, in which dimension `k_axis` is K; `None` if it cannot read
+    /// it.
+    pub fn of(func: &Func, buffer: &Type, k_axis: usize, allows_mn_major: bool) -> Option<Matrix> {
+        let Type::Shared { shape: extents, elem, layout } = buffer else { return None };
+        let (layout, element_bytes) = (func.layout(*layout), elem.bytes() as u32);
+        let &[rows, columns] = &extents[..] else { return None };
+        let extents = [rows as u32, columns as u32];
         let shape = layout.shape();
         let matrix = |inner: usize, swizzle| Matrix {
             k_major: inner == k_axis,
             swizzle,
             element_bytes,
-            extent: shape[1 - k_axis],
-            k: shape[k_axis],
+            extent: extents[1 - k_axis],
+            k: extents[k_axis],
         };
+        // The rows of a panel are those of the buffer.
+        (extents[k_axis] == shape[k_axis]).then_some(())?;
         let fits = |inner: usize, swizzle: Swizzle| {
             let row = shape[inner] * element_bytes;
             match swizzle {

@@ -24,6 +24,7 @@ pub mod prefetch_views;
 pub mod resolve_views;
 pub mod rotate_loops;
 pub mod specialize_warps;
+pub mod split_ctas;
 pub mod split_loops;
 pub mod split_tiles;
 pub mod tma_stores;
@@ -160,6 +161,11 @@ pub struct TargetPass {
 
 /// The passes of the GPU pipeline that depend on the target, which tools can run by name.
 pub const TARGET_PASSES: &[TargetPass] = &[
+    TargetPass {
+        name: "split_ctas",
+        summary: "split tiles among the CTAs of a cluster, where options ask for it (before split_tiles)",
+        run: |f, _, options| split_ctas::run(f, options.num_ctas).map(|()| Vec::new()).map_err(|(_, why)| why),
+    },
     TargetPass {
         name: "assign_layouts",
         summary: "assign a layout to every tile (stage layout; needs resolve_views)",

@@ -335,7 +335,7 @@ impl<'f> Pipeline<'f> {
             let buffer = b.func.result(id);
             match (load.op, self.full.filter(|_| c.tma)) {
                 (Op::LoadView { boundary, .. }, Some(full)) => {
-                    b.op(Op::TmaLoad { boundary }, &[address[0], buffer, full, slots[0], exists], &[])
+                    b.op(Op::TmaLoad { boundary, ctas: None }, &[address[0], buffer, full, slots[0], exists], &[])
                 }
                 (Op::LoadView { boundary, padding, .. }, None) => {
                     b.op(Op::AsyncCopy { boundary, padding }, &[address[0], buffer, exists], &[])

@@ -36,7 +36,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Bytes of one buffer.
+    /// Bytes of the tile, which a buffer has room for at least ([`Func::shared_bytes`]).
     pub fn buffer_bytes(&self) -> usize {
         match &self.buffer {
             Type::Shared { elem, .. } => self.buffer.numel() * elem.bytes(),
@@ -106,7 +106,7 @@ pub fn operand_loads(func: &mut Func, block: BlockId) -> Vec<Candidate> {
             && c.alloc.is_some()
             && !c.in_registers
             && !c.indirect
-            && tma_can_load(func, &search.axis, &c)
+            && tma_can_load(func, &search.axis, &c, 1)
         {
             found.push(Candidate { tma: true, ..c });
         }
@@ -136,7 +136,7 @@ pub fn scheduled_loads(func: &mut Func, region: BlockId) -> Result<Vec<Candidate
         let candidate = search
             .candidate(func, load)
             .map_err(|reason| format!("the load at {loc} cannot be prefetched: {reason}"))?;
-        if tma && !tma_can_load(func, &search.axis, &candidate) {
+        if tma && !tma_can_load(func, &search.axis, &candidate, 1) {
             return Err(format!("the load at {loc} cannot be prefetched by TMA: no tensor map describes it"));
         }
         found.push(Candidate { depth, tma, ..candidate });
@@ -144,11 +144,11 @@ pub fn scheduled_loads(func: &mut Func, region: BlockId) -> Result<Vec<Candidate
     Ok(found)
 }
 
-/// Whether TMA can perform the load.
-pub fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
+/// Whether TMA can perform the load, of which each of `ctas` CTAs loads a part.
+pub fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate, ctas: u32) -> bool {
     let data = func.op(c.load);
     let Op::LoadView { boundary, .. } = &data.op else { return false };
-    tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
+    tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer, ctas).is_some()
 }
 
 struct Search {

@@ -15,7 +15,7 @@ const DEPTH: u32 = 2;
 pub fn place(func: &mut Func, id: OpId, plan: &Plan, arch: GpuArch) {
     let region = func.op(id).regions[0];
     let buffers = exchange_buffers(func, region);
-    let bytes = |&alloc: &OpId| buffer_bytes(func.ty(func.result(alloc)));
+    let bytes = |&alloc: &OpId| buffer_bytes(func, func.ty(func.result(alloc)));
     let more: u32 = buffers.iter().map(bytes).sum::<u32>() * (DEPTH - 1);
     if !plan.has_space(func, id, arch, more) {
         return;

@@ -8,7 +8,7 @@ use super::turns::Turns;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::buffers::users;
 use crate::analysis::{scratch, warp_box};
-use crate::ir::nested::is_in_loop;
+use crate::ir::nested::{ctas, is_in_loop};
 use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement, Type, Value};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::{HashMap, HashSet};
@@ -31,6 +31,8 @@ pub struct Ring {
     pub tma: bool,
     /// The index of the ring in its group whose mbarriers track it: its own, or that of a load before it.
     pub tracker: usize,
+    /// Filled with the same block in all CTAs of the cluster, of which each loads a part for all.
+    pub multicast: bool,
 }
 
 /// A load shares the mbarriers of a load before it where one dot reads both, so that it waits for both anyway, or where that
@@ -77,6 +79,8 @@ pub struct Plan {
     /// The programs of a block for which the producer loads: 1 unless the loops ask for more. They are consecutive on
     /// axis 0, or take turns.
     pub replicas: u32,
+    /// The CTAs of a cluster that run one program.
+    pub ctas: u32,
     /// How the programs of a block take turns, if the loads of loops differ between them.
     pub turns: Option<Turns>,
     /// The number of blocks per SM for which shared memory suffices.
@@ -118,7 +122,7 @@ impl Plan {
                 continue;
             }
             let axis = AxisAnalysis::new(func);
-            loads.iter_mut().for_each(|c| c.tma = allow_tma && tma_can_load(func, &axis, c));
+            loads.iter_mut().for_each(|c| c.tma = allow_tma && tma_can_load(func, &axis, c, 1));
             loops.push((func.op(id).regions[0], loads, num_stages.unwrap_or(options.num_stages)));
         }
         // The loads of a loop around another one do not run ahead of it.
@@ -220,6 +224,7 @@ impl Plan {
             stages: 0,
             warps,
             replicas: replicas(func, options)?,
+            ctas: ctas(func),
             turns: None,
             blocks_that_fit: 1,
             max_registers,
@@ -248,8 +253,40 @@ impl Plan {
         }
         if plan.replicas > 1 {
             plan.replicate(func)?;
+        } else if plan.ctas > 1 {
+            plan.find_multicasts(func)?;
         }
         Ok(plan)
+    }
+
+    /// Finds the rings whose loads are the same in all CTAs of the cluster.
+    fn find_multicasts(&mut self, func: &Func) -> Result<(), String> {
+        let slice = Slice::new(func, self)?;
+        let axis = AxisAnalysis::new(func);
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            for (index, ring) in group.rings.iter_mut().enumerate() {
+                let mut loads =
+                    self.blocks.values().filter(|(other, _)| *other == number).map(|(_, list)| &list[index]);
+                ring.multicast = ring.tma
+                    && loads.all(|c| {
+                        let same = !slice.varies(func, c.load) && slice.varying_control(func, c.load).is_none();
+                        same && tma_can_load(func, &axis, c, self.ctas)
+                    });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether CTAs of a cluster load for each other.
+    pub fn multicasts(&self) -> bool {
+        self.groups.iter().flat_map(|group| &group.rings).any(|ring| ring.multicast)
+    }
+
+    /// The CTAs that release a buffer of a ring to its producer: all those of the cluster where one of the rings with the
+    /// same mbarriers is filled by multicast.
+    pub fn releasing_ctas(&self, group: usize, tracker: usize) -> Option<u32> {
+        let RingGroup { rings, .. } = &self.groups[group];
+        self.groups[group].tracked_by(tracker).any(|ring| rings[ring].multicast).then_some(self.ctas)
     }
 
     /// Finds the loads that differ between the programs of a block.
@@ -369,7 +406,7 @@ impl Plan {
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
         // Plus 1 KB for mbarriers and for the padding between small buffers.
         let own = self.of_all_programs(self.other_bytes(func) + self.scratch_bytes(func, false));
-        (own + self.ring_bytes(true) + 1024, self.ring_bytes(false))
+        (own + self.ring_bytes(func, true) + 1024, self.ring_bytes(func, false))
     }
 
     /// Bytes of shared memory when the rings are no longer used.
@@ -379,7 +416,8 @@ impl Plan {
 
     /// Bytes of the buffers outside of rings, and of those of TMA stores.
     fn other_bytes(&self, func: &Func) -> u32 {
-        let buffers: u32 = self.other_buffers(func).into_iter().map(|id| buffer_bytes(func.ty(func.result(id)))).sum();
+        let buffers: u32 =
+            self.other_buffers(func).into_iter().map(|id| buffer_bytes(func, func.ty(func.result(id)))).sum();
         buffers + warp_box::buffers(func).1
     }
 
@@ -389,10 +427,10 @@ impl Plan {
     }
 
     /// Bytes of one buffer of each ring, of loops or outside of them.
-    fn ring_bytes(&self, once: bool) -> u32 {
+    fn ring_bytes(&self, func: &Func, once: bool) -> u32 {
         let groups = self.groups.iter().filter(|group| group.once == once);
         let bytes = |group: &RingGroup| -> u32 {
-            let one: u32 = group.rings.iter().map(|r| buffer_bytes(&r.buffer)).sum();
+            let one: u32 = group.rings.iter().map(|r| buffer_bytes(func, &r.buffer)).sum();
             if group.replicated { self.replicas * one } else { one }
         };
         groups.map(bytes).sum()
@@ -433,8 +471,8 @@ impl Plan {
         let loops = self.blocks.iter().filter(|(other, (group, _))| **other != region && !self.groups[*group].once);
         let in_another = |alloc: OpId| loops.clone().any(|(&other, _)| func.is_in(alloc, other));
         let alive = self.other_buffers(func).into_iter().filter(|&alloc| !in_another(alloc));
-        let buffers: u32 = alive.map(|alloc| buffer_bytes(func.ty(func.result(alloc)))).sum();
-        let rings = self.ring_bytes(true) + self.stages * self.ring_bytes(false);
+        let buffers: u32 = alive.map(|alloc| buffer_bytes(func, func.ty(func.result(alloc)))).sum();
+        let rings = self.ring_bytes(func, true) + self.stages * self.ring_bytes(func, false);
         let stores = warp_box::buffers(func).1;
         let own = self.of_all_programs(buffers + stores + self.scratch_bytes(func, false) + more);
         let bytes = own + 1024 + rings;
@@ -474,6 +512,9 @@ fn replicas(func: &Func, options: &CompileOptions) -> Result<u32, String> {
         return Err(format!("the loops at {a} and {b} have replicas {count} and {other}: give both the same number"));
     }
     let warps = options.num_warps;
+    if ctas(func) > 1 {
+        return Err(format!("replicas is {count}, and num_ctas is {}: one of the two can be above 1", ctas(func)));
+    }
     if warps != 4 {
         return Err(format!(
             "num_warps is {warps}, and each of {count} replicas has one warpgroup: set num_warps = 4, or remove `replicas`"
@@ -509,11 +550,8 @@ fn loads_around(func: &mut Func, loops: &[(BlockId, Vec<Candidate>)]) -> Vec<(Bl
 }
 
 /// Bytes of a shared buffer, with its alignment.
-pub fn buffer_bytes(ty: &Type) -> u32 {
-    match ty {
-        Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u32,
-        _ => 0,
-    }
+pub fn buffer_bytes(func: &Func, ty: &Type) -> u32 {
+    func.shared_bytes(ty).next_multiple_of(1024) as u32
 }
 
 /// The rings for the loads of a loop.
@@ -535,7 +573,7 @@ fn rings(func: &Func, loads: &[Candidate], allow_tma: bool) -> Result<Vec<Ring>,
         let with_large = || rings.last().map(|last| last.tracker).filter(|&tracker| is_large(&rings[tracker]));
         let tracker = with_dot.map(|other| rings[other].tracker).or_else(with_large);
         let tracker = tracker.filter(|&tracker| c.tma && rings[tracker].tma).unwrap_or(number);
-        rings.push(Ring { buffer: c.buffer.clone(), bytes, tma: c.tma, tracker });
+        rings.push(Ring { buffer: c.buffer.clone(), bytes, tma: c.tma, tracker, multicast: false });
     }
     Ok(rings)
 }

@@ -38,11 +38,11 @@ pub fn choose(
     }
     if arch >= GpuArch::Sm90a && options.schedule.tma == Some(true) {
         let axis = AxisAnalysis::new(func);
-        loads.iter_mut().for_each(|c| c.tma = tma_can_load(func, &axis, c));
+        loads.iter_mut().for_each(|c| c.tma = tma_can_load(func, &axis, c, 1));
     }
     let stages = stages_that_fit(func, id, &loads, wanted, arch);
     if stages < wanted {
-        let bytes: usize = loads.iter().map(Candidate::buffer_bytes).sum();
+        let bytes: usize = loads.iter().map(|c| func.shared_bytes(&c.buffer)).sum();
         notes.push(format!(
             "the loop at {loc} has {} of the {wanted} pipeline stages that are requested: a stage takes {bytes} bytes of \
              shared memory, and a block of {} has {}",
@@ -61,10 +61,7 @@ pub fn choose(
 /// The maximum number of stages, up to `wanted`, whose rings fit into shared memory together with the buffers that are
 /// live during the loop and the scratch memory of its ops. `depth` of a candidate is what it needs beyond the stages.
 fn stages_that_fit(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
-    let size = |ty: &Type, depth: u32| match ty {
-        Type::Shared { elem, .. } => (ty.numel() * elem.bytes() * depth as usize).next_multiple_of(1024) as u64,
-        _ => 0,
-    };
+    let size = |ty: &Type, depth: u32| (func.shared_bytes(ty) * depth as usize).next_multiple_of(1024) as u64;
     let others: u64 = buffers_live_in_loop(func, id)
         .into_iter()
         .filter(|alloc| !candidates.iter().any(|c| c.alloc == Some(*alloc)))

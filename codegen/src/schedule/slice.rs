@@ -15,7 +15,8 @@ pub struct Slice {
     pub control: HashSet<OpId>,
     /// For the ops of `control`, the indices of the carried values or results to keep.
     pub carried: HashMap<OpId, BTreeSet<usize>>,
-    /// The values of the slice that differ between the programs of a block ([`Plan::replicas`]).
+    /// The values of the slice that differ between the programs of a block ([`Plan::replicas`]), or between the CTAs of a
+    /// cluster ([`Plan::ctas`]).
     varying: HashSet<Value>,
     /// Pointers and views that the kernel writes through.
     written: HashSet<Value>,
@@ -54,17 +55,19 @@ impl Slice {
             slice.value(func, func.op(load).operands[0]).map_err(of)?;
         }
         if plan.replicas > 1 {
-            slice.find_varying(func, if consecutive { plan.replicas } else { 1 });
+            slice.find_varying(func, &Op::ProgramId { axis: 0 }, if consecutive { plan.replicas } else { 1 });
+        } else if plan.ctas > 1 {
+            slice.find_varying(func, &Op::CtaRank { ctas: plan.ctas }, 1);
         }
         Ok(slice)
     }
 
-    /// Whether a load of the producer differs between the programs of a block.
+    /// Whether a load of the producer differs between the programs of a block, or the CTAs of a cluster.
     pub fn varies(&self, func: &Func, load: OpId) -> bool {
         self.differs(func.op(load).operands[0])
     }
 
-    /// Whether a value of the slice differs between the programs of a block.
+    /// Whether a value of the slice differs between the programs of a block, or the CTAs of a cluster.
     pub fn differs(&self, v: Value) -> bool {
         self.varying.contains(&v)
     }
@@ -79,7 +82,7 @@ impl Slice {
         }
     }
 
-    /// The loop or branch around a load that does not run equally often in all programs of a block.
+    /// The loop or branch around a load that does not run equally often in all programs of a block, or CTAs of a cluster.
     pub fn varying_control(&self, func: &Func, load: OpId) -> Option<OpId> {
         let mut owners = std::iter::successors(func.parent_op(load), |&owner| func.parent_op(owner));
         owners.find(|&owner| {
@@ -89,9 +92,9 @@ impl Slice {
     }
 
     /// The programs of a block differ by `program_id(0)`, but not by `program_id(0) / following` if that many follow each
-    /// other.
-    fn find_varying(&mut self, func: &Func, following: u32) {
-        let is_id = |v: Value| func.def_op(v).is_some_and(|id| func.op(id).op == Op::ProgramId { axis: 0 });
+    /// other; the CTAs of a cluster differ by their rank. `by` is the op that gives it.
+    fn find_varying(&mut self, func: &Func, by: &Op, following: u32) {
+        let is_id = |v: Value| func.def_op(v).is_some_and(|id| func.op(id).op == *by);
         let is_shared = |id: OpId| {
             let data = func.op(id);
             data.op == Op::Binary(BinaryOp::Div)
@@ -106,7 +109,7 @@ impl Slice {
             let before = self.varying.len();
             for &id in &ops {
                 let operands = &func.op(id).operands;
-                let own = func.op(id).op == Op::ProgramId { axis: 0 };
+                let own = func.op(id).op == *by;
                 if own || operands.iter().any(|&v| self.differs(v)) && !is_shared(id) {
                     self.varying.extend(&func.op(id).results);
                 }

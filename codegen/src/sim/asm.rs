@@ -19,7 +19,7 @@ const GRID_SIZE: &str = "mov.u32 $0, %nctaid.";
 /// Whether the lowering may have written an assembly text: accesses of memory, synchronization, MMAs, and the
 /// instructions that only these need.
 pub fn is_compiler_asm(text: &str) -> bool {
-    const NAMES: [&str; 18] = [
+    const NAMES: [&str; 20] = [
         "ld.global",
         "st.global",
         "st.shared",
@@ -30,6 +30,8 @@ pub fn is_compiler_asm(text: &str) -> bool {
         "mbarrier.",
         "fence.mbarrier_init",
         "bar.sync",
+        "barrier.cluster.",
+        "mapa.",
         "bar.arrive",
         "mma.sync",
         "ldmatrix.",
@@ -139,6 +141,8 @@ impl Block<'_> {
         }
         let wait = if text.starts_with("bar.sync 0") {
             Some(Waiting::Block)
+        } else if text.starts_with("barrier.cluster.") {
+            Some(Waiting::Cluster)
         } else if text.starts_with("mma.sync") || is_matrix_move(text) {
             Some(Waiting::Warp)
         } else if text.contains("wgmma.mma_async") || text.starts_with("wgmma.commit") || text.starts_with(WAIT_WGMMA) {
@@ -291,7 +295,7 @@ impl Block<'_> {
         args: &[(Ty, Operand)],
         _global: &mut Global,
     ) -> Result<(), String> {
-        if text.starts_with("bar.sync") {
+        if text.starts_with("bar.sync") || text.starts_with("barrier.cluster.") {
             self.shared.clocks.barrier(members);
             for &t in members {
                 self.finish(t, None, Value::Undef);
@@ -511,7 +515,7 @@ impl Block<'_> {
         self.next_wgmma += 1;
         let number = self.next_wgmma;
         for &(p, len) in &reads {
-            self.shared.begin_async_read(p, len)?;
+            self.shared.begin_async_read(p, len, reader)?;
         }
         let group = members[0] as u32 / 128;
         self.wgmma_groups.entry(group).or_default().uncommitted.push(WgmmaInFlight { number, reads });

@@ -3,6 +3,7 @@
 use super::Global;
 use super::clock::SyncClocks;
 use super::machine::{Block, Waiting, operand};
+use super::memory::in_cluster as in_cluster_of;
 use super::parse::{Operand, Ty};
 use crate::ir::DType;
 use crate::target::{HostExpr, TensorMapDesc};
@@ -14,9 +15,10 @@ pub const MAP_BASE: u64 = 0x7A90_0000_0000_0000;
 pub(super) struct Mbarrier {
     arrivals: u32,
     pending_arrivals: u32,
-    /// Expected bytes (`expect_tx`) that have not been written yet; of these, the bytes of copies in flight.
-    bytes: u64,
-    bytes_in_flight: u64,
+    /// Expected bytes (`expect_tx`) that have not been written yet; of these, the bytes of copies in flight. Other blocks of the
+    /// cluster may copy before this one expects it.
+    bytes: i64,
+    bytes_in_flight: i64,
     phase: u32,
     /// Its index among the sources of events (see [`super::clock`]).
     source: u32,
@@ -70,7 +72,7 @@ pub(super) struct NamedBarrier {
 /// A TMA load whose bytes its mbarrier has not counted yet.
 pub(super) struct BulkCopy {
     barrier: u64,
-    bytes: u64,
+    bytes: i64,
 }
 
 impl<'a> Block<'a> {
@@ -86,11 +88,13 @@ impl<'a> Block<'a> {
         let arg = |this: &Self, i: usize| this.bits(t, operand(args, i)?);
         let guarded = text.strip_prefix("@$0 ").filter(|text| text.starts_with("cp.async.bulk.prefetch."));
         let unguarded = guarded.unwrap_or(text).trim_start_matches("{.reg .pred done; again: ");
+        let in_cluster = unguarded.strip_prefix("{.reg .b32 at; mapa.shared::cluster.u32 at, $0, $1; ");
+        let unguarded = in_cluster.unwrap_or(unguarded);
         let op = unguarded.split([' ', ';']).next().unwrap_or("");
         match op {
             "mbarrier.init.shared::cta.b64" => {
                 let arrivals = last_number(text)?;
-                let at = arg(self, 0)?;
+                let at = self.mbarrier_key(t, arg(self, 0)?);
                 if self.mbarriers.contains_key(&at) {
                     return Err("mbarrier.init at the address of a live mbarrier".into());
                 }
@@ -114,7 +118,7 @@ impl<'a> Block<'a> {
                 self.mbarriers.insert(at, new);
             }
             "mbarrier.inval.shared::cta.b64" => {
-                let at = arg(self, 0)?;
+                let at = self.mbarrier_key(t, arg(self, 0)?);
                 let b = self.mbarrier(t, at)?;
                 if b.pending_arrivals != b.arrivals || b.bytes != 0 {
                     return Err("mbarrier.inval in the middle of a phase".into());
@@ -130,10 +134,13 @@ impl<'a> Block<'a> {
             "mbarrier.arrive.expect_tx.shared::cta.b64" => {
                 let bytes = last_number(text)?;
                 let at = arg(self, 0)?;
-                self.mbarrier(t, at)?.bytes += u64::from(bytes);
+                self.mbarrier(t, at)?.bytes += i64::from(bytes);
                 self.arrive(t, at)?;
             }
             "mbarrier.arrive.shared::cta.b64" => self.arrive(t, arg(self, 0)?)?,
+            "mbarrier.arrive.shared::cluster.b64" if in_cluster.is_some() => {
+                self.arrive_in_cluster(t, in_cluster_of(arg(self, 0)?, arg(self, 1)?))?;
+            }
             "cp.async.mbarrier.arrive.noinc.shared::cta.b64" => {
                 let open = std::mem::take(&mut self.threads[t].uncommitted_copies);
                 self.threads[t].copy_groups.push(open);
@@ -141,7 +148,7 @@ impl<'a> Block<'a> {
                 self.arrive(t, arg(self, 0)?)?;
             }
             "mbarrier.try_wait.parity.shared::cta.b64" => {
-                let (at, parity) = (arg(self, 0)?, arg(self, 1)?);
+                let (at, parity) = (self.mbarrier_key(t, arg(self, 0)?), arg(self, 1)?);
                 let b = self.mbarrier(t, at)?;
                 if u64::from(b.phase % 2) == parity {
                     self.threads[t].waiting = Some(Waiting::Phase(at, parity));
@@ -160,9 +167,7 @@ impl<'a> Block<'a> {
                 }
             }
             _ if op.starts_with("cp.async.bulk.tensor.") => {
-                let rank = args.len().saturating_sub(3);
-                let at = self.box_coordinates(t, args, 2..2 + rank)?;
-                self.tma_load(t, arg(self, 0)?, arg(self, 1)?, &at, arg(self, 2 + rank)?, global)?;
+                self.tensor_load_asm(t, op.ends_with(".multicast::cluster"), args, global)?;
             }
             "bar.sync" | "bar.arrive" if text.contains(',') => {
                 let count = last_number(text)? as usize;
@@ -174,14 +179,79 @@ impl<'a> Block<'a> {
                         .ok_or("expected the number of a barrier")?,
                     false => arg(self, 0)? as usize,
                 };
-                return self.named_barrier(t, id, count, op == "bar.sync");
+                // Those of a block have numbers up to 15.
+                let block = t / self.launch.threads as usize;
+                return self.named_barrier(t, 16 * block + id, count, op == "bar.sync");
             }
             _ => return Ok(None),
         }
         Ok(Some(true))
     }
 
+    fn arrive_in_cluster(&mut self, t: usize, at: u64) -> Result<(), String> {
+        self.check_block_runs(t, at)?;
+        self.arrive(t, at)
+    }
+
+    fn tensor_load_asm(
+        &mut self,
+        t: usize,
+        multicast: bool,
+        args: &[(Ty, Operand)],
+        global: &mut Global,
+    ) -> Result<(), String> {
+        let arg = |this: &Self, i: usize| this.bits(t, operand(args, i)?);
+        let rank = args.len().saturating_sub(3 + usize::from(multicast));
+        let at = self.box_coordinates(t, args, 2..2 + rank)?;
+        let [to, map, barrier] = [arg(self, 0)?, arg(self, 1)?, arg(self, 2 + rank)?];
+        match multicast {
+            true => self.multicast(t, [to, map, barrier, arg(self, 3 + rank)?], &at, global),
+            false => self.tma_load(t, [to, map, barrier], &at, global),
+        }
+    }
+
+    /// Unlike an address, the same for all blocks of the cluster.
+    fn mbarrier_key(&self, t: usize, address: u64) -> u64 {
+        if self.threads.len() == self.launch.threads as usize {
+            return address;
+        }
+        let (rank, own) = self.shared.block_of(address, t as u32);
+        in_cluster_of(own, rank)
+    }
+
+    /// A copy to the blocks of the cluster that `mask` selects: to the same address, and with the mbarrier of the same address.
+    fn multicast(
+        &mut self,
+        t: usize,
+        [to, map, barrier, mask]: [u64; 4],
+        at: &[i64],
+        global: &mut Global,
+    ) -> Result<(), String> {
+        for rank in (0..16).filter(|rank| mask >> rank & 1 == 1) {
+            let [to, barrier] = [to, barrier].map(|address| in_cluster_of(address, rank));
+            self.check_block_runs(t, to)?;
+            self.tma_load(t, [to, map, barrier], at, global)?;
+            // The phase ends after this thread has issued the copy, so after the phases that it has waited for.
+            let phases = self.shared.clocks.phases(t as u32);
+            self.mbarrier(t, barrier)?.arrived.join(&phases);
+        }
+        Ok(())
+    }
+
+    /// Checks that the block of an address has threads that have not exited: its shared memory ends with it.
+    fn check_block_runs(&self, t: usize, address: u64) -> Result<(), String> {
+        let (rank, _) = self.shared.block_of(address, t as u32);
+        let threads = self.launch.threads as usize;
+        let own = self.threads.get(rank as usize * threads..(rank as usize + 1) * threads);
+        let own = own.ok_or_else(|| format!("the cluster has no block of rank {rank}"))?;
+        match own.iter().all(|thread| thread.waiting == Some(Waiting::Done)) {
+            true => Err(format!("access of the shared memory of the block of rank {rank}, which has exited")),
+            false => Ok(()),
+        }
+    }
+
     fn mbarrier(&mut self, t: usize, at: u64) -> Result<&mut Mbarrier, String> {
+        let at = self.mbarrier_key(t, at);
         let Some(b) = self.mbarriers.get_mut(&at) else {
             return Err(format!("no mbarrier is initialized at {at}"));
         };
@@ -195,6 +265,7 @@ impl<'a> Block<'a> {
     }
 
     fn arrive(&mut self, t: usize, at: u64) -> Result<(), String> {
+        let at = self.mbarrier_key(t, at);
         let (source, phase) = {
             let b = self.mbarrier(t, at)?;
             (b.source, b.phase)
@@ -251,12 +322,11 @@ impl<'a> Block<'a> {
     fn tma_load(
         &mut self,
         t: usize,
-        to: u64,
-        map: u64,
+        [to, map, barrier]: [u64; 3],
         at: &[i64],
-        barrier: u64,
         global: &mut Global,
     ) -> Result<(), String> {
+        let (barrier, cluster) = (self.mbarrier_key(t, barrier), self.threads.len() > self.launch.threads as usize);
         let map = self.tensor_map(map)?;
         let (size, places) = box_places(map, self.launch.args, at)?;
         let mut bytes = Vec::with_capacity(places.len() * size);
@@ -266,12 +336,12 @@ impl<'a> Block<'a> {
                 None => bytes.extend(std::iter::repeat_n(0, size)),
             }
         }
-        let n = bytes.len() as u64;
+        let n = bytes.len() as i64;
         let b = self.mbarrier(t, barrier)?;
         if !b.fenced {
             return Err("a bulk copy completes on an mbarrier that was initialized without a fence".into());
         }
-        if b.bytes - b.bytes_in_flight < n {
+        if b.bytes - b.bytes_in_flight < n && !cluster {
             return Err(format!(
                 "a bulk copy writes {n} bytes, but only {} more are expected by expect_tx",
                 b.bytes - b.bytes_in_flight
@@ -366,14 +436,19 @@ pub(super) fn last_number(text: &str) -> Result<u32, String> {
     word.parse().map_err(|_| format!("`{text}`"))
 }
 
-/// The shared addresses of the chunks of 16 bytes of a box that starts at `start`.
+/// The shared addresses of the chunks of 16 bytes of a box that starts at `start`. With a swizzle, rows start at multiples of
+/// the span.
 pub(super) fn swizzled_chunks(map: &TensorMapDesc, start: u64) -> Result<impl Iterator<Item = u64>, String> {
     let span = u64::from(map.swizzle_bytes);
     let rows = (span / 16).saturating_sub(1);
     if !start.is_multiple_of(if span > 0 { 8 * span } else { 128 }) {
         return Err(format!("a bulk copy at shared address {start}, which is not aligned to the swizzle pattern"));
     }
-    Ok((0..).map(move |i| start + 16 * i).map(move |linear| linear ^ (((linear >> 7) & rows) << 4)))
+    let row = map.block[0] as u64 * DType::from_name(&map.elem).map_or(0, DType::bytes) as u64;
+    let (chunks, pitch) = if span > row { (row / 16, span) } else { (1, 16) };
+    Ok((0..)
+        .map(move |i| start + i / chunks * pitch + i % chunks * 16)
+        .map(move |linear| linear ^ (((linear >> 7) & rows) << 4)))
 }
 
 /// The size of an element, and the addresses of a box's elements in the order of shared memory without a swizzle, `None`

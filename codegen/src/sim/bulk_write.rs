@@ -131,7 +131,7 @@ impl Block<'_> {
     /// Starts to read shared memory.
     fn read_bulk(&mut self, t: usize, from: u64, bytes: usize) -> Result<Vec<u8>, String> {
         let read = self.shared.read_async(from, bytes, t as u32)?;
-        self.shared.begin_async_read(from, bytes)?;
+        self.shared.begin_async_read(from, bytes, t as u32)?;
         self.threads[t].bulk_writes.uncommitted.push((from, bytes));
         Ok(read)
     }

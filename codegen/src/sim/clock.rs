@@ -75,6 +75,13 @@ impl Clocks {
         released
     }
 
+    /// The phases of mbarriers that thread `t` knows to be complete, and nothing else.
+    pub fn phases(&self, t: u32) -> SyncClocks {
+        let mut events = self.known[t as usize].events.clone();
+        events.iter_mut().take(self.threads).for_each(|event| *event = 0);
+        SyncClocks { events, async_visible: VectorClock::new() }
+    }
+
     pub fn acquire(&mut self, t: u32, from: &SyncClocks) {
         self.known[t as usize].join(from);
     }

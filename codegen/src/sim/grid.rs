@@ -54,7 +54,8 @@ const MAX_SLICES: usize = 64;
 /// races, deadlocks, out-of-bounds accesses and others. `global` is left in the state at the time of the error.
 pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
     let kernel = LoadedKernel::new(parse(launch.llvm_ir)?, launch)?;
-    let fit = RESIDENT_REGISTERS / (kernel.registers() * launch.threads as usize).max(1);
+    let threads = (launch.threads * kernel.ctas) as usize;
+    let fit = RESIDENT_REGISTERS / (kernel.registers() * threads).max(1);
     run_grid(launch, &kernel, fit.clamp(2, RESIDENT), global)
 }
 
@@ -68,8 +69,10 @@ pub fn run_in_order(launch: &Launch, global: &mut Global) -> Result<(), SimError
 
 fn run_grid(launch: &Launch, kernel: &LoadedKernel, mut limit: usize, global: &mut Global) -> Result<(), SimError> {
     let [x, y, z] = launch.grid;
-    let total = x as usize * y as usize * z as usize;
-    let mut waiting = (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k])));
+    // The blocks of a cluster run together.
+    let ctas = kernel.ctas as usize;
+    let total = x as usize / ctas * y as usize * z as usize;
+    let mut waiting = (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).step_by(ctas).map(move |i| [i, j, k])));
     let mut random = Random::new(launch.seed ^ 0x6A09_E667);
     let mut resident: Vec<Block> = Vec::new();
     let mut started = 0;

@@ -29,6 +29,8 @@ pub(super) struct LoadedKernel {
     functions: HashMap<String, Rc<Function>>,
     entry: Rc<Function>,
     args: Vec<u64>,
+    /// The blocks of a cluster.
+    pub ctas: u32,
 }
 
 impl LoadedKernel {
@@ -48,13 +50,25 @@ impl LoadedKernel {
             let message = format!("the kernel takes {takes} arguments, tensor maps included, and the launch has {has}");
             return Err(SimError::Launch(message));
         }
-        Ok(LoadedKernel { functions, entry, args })
+        let ctas = cluster_size(launch.llvm_ir)?;
+        if !launch.grid[0].is_multiple_of(ctas) {
+            let message = format!("a grid of {} blocks along x for clusters of {ctas}", launch.grid[0]);
+            return Err(SimError::Launch(message));
+        }
+        Ok(LoadedKernel { functions, entry, args, ctas })
     }
 
     /// Number of registers per thread.
     pub fn registers(&self) -> usize {
         self.entry.registers
     }
+}
+
+/// The blocks of a cluster, which extends along the first axis.
+fn cluster_size(llvm_ir: &str) -> Result<u32, SimError> {
+    let Some((_, rest)) = llvm_ir.split_once("\"nvvm.cluster_dim\"=\"") else { return Ok(1) };
+    let size = rest.split('"').next().and_then(|dims| dims.strip_suffix(",1,1")).and_then(|x| x.parse().ok());
+    size.filter(|&n| n > 0).ok_or_else(|| SimError::Launch("a cluster with other dimensions than the first".into()))
 }
 
 /// How a time slice of a program ended.
@@ -69,7 +83,8 @@ pub(super) enum SliceEnd {
 /// What a thread waits for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Waiting {
-    /// The other threads of its block, warpgroup or warp, at this instruction.
+    /// The other threads of its cluster, block, warpgroup or warp, at this instruction.
+    Cluster,
     Block,
     Warpgroup,
     Warp,
@@ -144,9 +159,10 @@ pub(super) struct WgmmaGroups {
 pub(super) struct Block<'a> {
     pub launch: &'a Launch<'a>,
     kernel: &'a LoadedKernel,
-    /// Coordinates of the program in the grid (`%ctaid`).
+    /// Coordinates of the block in the grid (`%ctaid`), or of the first block of the cluster, whose threads follow each
+    /// other.
     program_id: [u32; 3],
-    /// Linear index of the program in the grid.
+    /// Linear index of the block or cluster in the grid.
     pub number: u32,
     pub threads: Vec<Thread>,
     pub shared: Shared,
@@ -170,7 +186,7 @@ pub(super) struct Block<'a> {
 
 impl<'a> Block<'a> {
     pub fn new(kernel: &'a LoadedKernel, launch: &'a Launch<'a>, program_id: [u32; 3], number: u32) -> Block<'a> {
-        let threads = (0..launch.threads)
+        let threads = (0..launch.threads * kernel.ctas)
             .map(|id| {
                 let entry = kernel.entry.clone();
                 let mut registers = vec![Value::Undef; entry.registers];
@@ -196,7 +212,7 @@ impl<'a> Block<'a> {
             program_id,
             number,
             threads,
-            shared: Shared::new(launch.shared_bytes, launch.threads),
+            shared: Shared::new(launch.shared_bytes, launch.threads, kernel.ctas),
             random: Random::new(launch.seed.wrapping_add(u64::from(number) << 32)),
             wgmma_groups: HashMap::new(),
             next_wgmma: 0,
@@ -385,7 +401,10 @@ impl<'a> Block<'a> {
     fn run_collectives(&mut self, global: &mut Global) -> Result<bool, SimError> {
         let n = self.threads.len();
         let mut any = false;
-        for (kind, size) in [(Waiting::Warp, 32), (Waiting::Warpgroup, 128), (Waiting::Block, n)] {
+        let block = self.launch.threads as usize;
+        for (kind, size) in
+            [(Waiting::Warp, 32), (Waiting::Warpgroup, 128), (Waiting::Block, block), (Waiting::Cluster, n)]
+        {
             for first in (0..n).step_by(size) {
                 let alive: Vec<usize> = (first..(first + size).min(n))
                     .filter(|&t| self.threads[t].waiting != Some(Waiting::Done))
@@ -625,7 +644,8 @@ impl<'a> Block<'a> {
                 self.shared.clocks.fence(t as u32);
                 Ok(Some(Value::Undef))
             }
-            Callee::ThreadId => bits(t as u32),
+            Callee::ThreadId => bits(t as u32 % self.launch.threads),
+            Callee::ProgramId(0) => bits(self.program_id[0] + t as u32 / self.launch.threads),
             Callee::ProgramId(axis) => bits(self.program_id[*axis]),
             Callee::NumPrograms(axis) => bits(self.launch.grid[*axis]),
             Callee::Nothing => bits(0),

@@ -1,4 +1,4 @@
-//! Shared memory of one block, with shadow state that records which thread accessed each byte.
+//! Shared memory of one block, or of those of a cluster, with shadow state that records which thread accessed each byte.
 
 use super::clock::Clocks;
 use super::parse::SMEM_BASE;
@@ -40,8 +40,20 @@ impl ReaderCache {
     }
 }
 
-/// Shared memory of one block.
+/// Distance of the shared memories of the blocks of a cluster in its window of addresses, which follows the window of the
+/// own block.
+const WINDOW: u64 = 1 << 18;
+
+/// The address in the window of the cluster of an address of the own block, in the block of that rank (`mapa`).
+pub fn in_cluster(address: u64, rank: u64) -> u64 {
+    address + (rank + 1) * WINDOW
+}
+
+/// Shared memory of the blocks of a cluster, one after the other; mostly one.
 pub struct Shared {
+    /// Of one block.
+    bytes_per_block: usize,
+    threads_per_block: u32,
     bytes: Vec<u8>,
     shadow: Vec<Shadow>,
     /// Per byte: number of asynchronous reads in flight.
@@ -54,32 +66,49 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(bytes: u32, threads: u32) -> Shared {
+    pub fn new(bytes: u32, threads: u32, blocks: u32) -> Shared {
+        let all = (bytes * blocks) as usize;
         Shared {
-            bytes: vec![0xAA; bytes as usize],
-            shadow: vec![Shadow::default(); bytes as usize],
-            async_readers: vec![0; bytes as usize],
-            clocks: Clocks::new(threads),
+            bytes_per_block: bytes as usize,
+            threads_per_block: threads,
+            bytes: vec![0xAA; all],
+            shadow: vec![Shadow::default(); all],
+            async_readers: vec![0; all],
+            clocks: Clocks::new(threads * blocks),
             readers: vec![Reader { before: 0, thread: 0, when: 0 }],
             added: ReaderCache::new((u32::MAX, 0)),
         }
     }
 
-    fn locate(&self, address: u64, len: usize) -> Result<usize, String> {
-        match address.checked_sub(SMEM_BASE) {
-            Some(at) if at as usize + len <= self.bytes.len() && address.is_multiple_of(len.min(16) as u64) => {
-                Ok(at as usize)
+    /// The rank of the block that an address of a thread is in, and the address in its own window.
+    pub fn block_of(&self, address: u64, thread: u32) -> (u64, u64) {
+        match address / WINDOW {
+            0 => (u64::from(thread / self.threads_per_block), address),
+            window => (window - 1, address % WINDOW),
+        }
+    }
+
+    fn locate(&self, address: u64, len: usize, thread: u32) -> Result<usize, String> {
+        let (rank, own) = self.block_of(address, thread);
+        let start = rank as usize * self.bytes_per_block;
+        match own.checked_sub(SMEM_BASE) {
+            Some(at)
+                if at as usize + len <= self.bytes_per_block
+                    && start < self.bytes.len()
+                    && own.is_multiple_of(len.min(16) as u64) =>
+            {
+                Ok(start + at as usize)
             }
             _ => Err(format!(
                 "out-of-bounds or misaligned shared access of {len} bytes at {address}: the block has bytes {SMEM_BASE} to {}",
-                SMEM_BASE as usize + self.bytes.len()
+                SMEM_BASE as usize + self.bytes_per_block
             )),
         }
     }
 
     /// Reads these bytes as `thread`; reports a race with an earlier write or copy.
     pub fn read(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
-        let at = self.locate(address, len)?;
+        let at = self.locate(address, len, thread)?;
         let now = self.clocks.now(thread);
         if self.added.reader != (thread, now) {
             self.added = ReaderCache::new((thread, now));
@@ -137,7 +166,7 @@ impl Shared {
     }
 
     pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
-        let at = self.locate(address, bytes.len())?;
+        let at = self.locate(address, bytes.len(), thread)?;
         self.check_no_async_access(at, bytes.len())?;
         let now = self.clocks.now(thread);
         for (i, &b) in (at..).zip(bytes) {
@@ -162,7 +191,7 @@ impl Shared {
     /// Writes these bytes for a TMA load that `thread` issued. Its completion is the event of source `by` at time
     /// `when`.
     pub fn write_bulk(&mut self, address: u64, bytes: &[u8], thread: u32, by: u32, when: u32) -> Result<(), String> {
-        let at = self.locate(address, bytes.len())?;
+        let at = self.locate(address, bytes.len(), thread)?;
         self.check_no_async_access(at, bytes.len())?;
         for (i, &b) in (at..).zip(bytes) {
             if let Some((writer, time)) = self.shadow[i].writer {
@@ -190,7 +219,7 @@ impl Shared {
 
     /// Reads these bytes for a wgmma or bulk reduction that `thread` issued.
     pub fn read_async(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
-        let at = self.locate(address, len)?;
+        let at = self.locate(address, len, thread)?;
         for i in at..at + len {
             if let Some((writer, when)) = self.shadow[i].writer
                 && self.clocks.is_thread(writer)
@@ -207,8 +236,8 @@ impl Shared {
     }
 
     /// Starts an asynchronous read of these bytes.
-    pub fn begin_async_read(&mut self, address: u64, len: usize) -> Result<(), String> {
-        let at = self.locate(address, len)?;
+    pub fn begin_async_read(&mut self, address: u64, len: usize, thread: u32) -> Result<(), String> {
+        let at = self.locate(address, len, thread)?;
         self.async_readers[at..at + len].iter_mut().for_each(|n| *n += 1);
         Ok(())
     }
@@ -216,7 +245,7 @@ impl Shared {
     /// Completes an asynchronous read that these threads have waited for. The completion happens before later actions
     /// of these threads only.
     pub fn end_async_read(&mut self, address: u64, len: usize, threads: &[u32]) -> Result<(), String> {
-        let at = self.locate(address, len)?;
+        let at = self.locate(address, len, threads[0])?;
         self.async_readers[at..at + len].iter_mut().for_each(|n| *n -= 1);
         for &thread in threads {
             self.read(address, len, thread)?;
@@ -242,7 +271,7 @@ impl Shared {
 
     /// Starts a `cp.async` by `thread` to these bytes, which may arrive at any time until the thread has waited for it.
     pub fn start_copy(&mut self, address: u64, len: usize, thread: u32) -> Result<(), String> {
-        let at = self.locate(address, len)?;
+        let at = self.locate(address, len, thread)?;
         self.check_no_async_access(at, len)?;
         for i in at..at + len {
             if self.unordered_reader(i, thread).is_some() {
@@ -264,7 +293,7 @@ impl Shared {
 
     /// Completes the copy: the issuing thread has waited for it.
     pub fn end_copy(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
-        let at = self.locate(address, bytes.len())?;
+        let at = self.locate(address, bytes.len(), thread)?;
         self.shadow[at..at + bytes.len()].iter_mut().for_each(|t| t.copying = 0);
         self.write(address, bytes, thread)
     }

@@ -100,13 +100,18 @@ fn class(line: &str) -> Option<Class> {
         return None;
     }
     Some(match () {
-        () if has("bar.sync 0;") => Class::BlockBarrier,
+        () if has("bar.sync 0;") || has("barrier.cluster.") => Class::BlockBarrier,
         () if has("\"bar.sync") || has("\"bar.arrive") => Class::NamedBarrier,
         () if has("@llvm.nvvm.bar.warp.sync") => Class::WarpBarrier,
         () if has("\"mbarrier.init") => Class::MbarrierInit,
         () if has("\"fence.mbarrier_init") => Class::InitFence,
         () if has(EXPECT) => Class::Expect,
-        () if has("\"mbarrier.arrive") || has("\"cp.async.mbarrier.arrive") => Class::Arrive,
+        () if has("\"mbarrier.arrive")
+            || has("\"cp.async.mbarrier.arrive")
+            || has("mbarrier.arrive.shared::cluster") =>
+        {
+            Class::Arrive
+        }
         () if has("mbarrier.try_wait") => Class::Wait,
         () if has("@llvm.nvvm.fence.proxy.async") => Class::ProxyFence,
         () if has("\"wgmma.fence") => Class::WgmmaFence,

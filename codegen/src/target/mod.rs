@@ -137,6 +137,10 @@ impl FromStr for GpuArch {
 pub struct CompileOptions {
     /// Warps per block, of 32 threads each (GPU only): a power of two from 1 to 32.
     pub num_warps: u32,
+    /// CTAs of the cluster that shares each program (Hopper only): 1, 2, 4 or 8. Each has `num_warps` warps and computes a part of
+    /// the tiles; what all of them load reaches them by TMA multicast.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub num_ctas: u32,
     /// Number of software pipeline stages in loops that do not set their own (GPU only).
     pub num_stages: u32,
     /// PTX version as major × 10 + minor, for example 84; the runtime lowers it to what the driver supports.
@@ -166,6 +170,7 @@ impl Default for CompileOptions {
     fn default() -> Self {
         CompileOptions {
             num_warps: 4,
+            num_ctas: 1,
             num_stages: 3,
             ptx_version: 84,
             debug_asserts: true,
@@ -329,6 +334,9 @@ pub struct Manifest {
     /// grid of blocks has this extent divided by it.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub programs_per_block: u32,
+    /// Blocks (CTAs) of the cluster that runs a program (GPU): the grid of blocks has the first extent times it.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub ctas_per_program: u32,
     /// Scratch memory of one running program instance, in bytes, 64-byte aligned (host).
     pub arena_bytes: u64,
     pub tensor_maps: Vec<TensorMapDesc>,

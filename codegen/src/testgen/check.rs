@@ -202,10 +202,11 @@ impl Run<'_> {
 
     fn simulated(&mut self, arch: GpuArch, checks: &Checks) -> Result<(), String> {
         let mut after = AfterPasses { each: checks.each_pass, ..AfterPasses::default() };
-        if let Err(e) = pipeline::check(&self.gpu_func, &self.case.options) {
+        let options = self.case.options_for(arch);
+        if let Err(e) = pipeline::check(&self.gpu_func, &options) {
             return self.refused(&e);
         }
-        let gpu_func = pipeline::gpu_ir(&self.gpu_func, arch, &self.case.options, &mut after);
+        let gpu_func = pipeline::gpu_ir(&self.gpu_func, arch, &options, &mut after);
         // The interpreter does not support inline assembly.
         let interpreted = self.case.assembly.is_none();
         for (pass, func) in after.functions.iter().filter(|_| interpreted) {
@@ -214,7 +215,7 @@ impl Run<'_> {
         if checks.analyses && interpreted {
             super::check_analyses(self.program, &gpu_func).map_err(|e| format!("analyses: {e}"))?;
         }
-        match nvptx::lower(&gpu_func, arch, &self.case.options) {
+        match nvptx::lower(&gpu_func, arch, &options) {
             Ok(module) => {
                 self.counts.simulated += 1;
                 let seed = self.expected.iter().flatten().map(|&b| u64::from(b)).sum();
@@ -225,7 +226,7 @@ impl Run<'_> {
     }
 
     fn compiled(&mut self, arch: GpuArch, checks: &Checks) -> Result<(), String> {
-        match compile_gpu(&self.gpu_func, arch, &self.case.options, &mut ()) {
+        match compile_gpu(&self.gpu_func, arch, &self.case.options_for(arch), &mut ()) {
             Ok(Artifact { code: Code::Ptx(ptx), .. }) => {
                 self.counts.compiled += 1;
                 if let Some(assemble) = checks.assemble {
@@ -267,9 +268,10 @@ fn is_output(arg: &Argument) -> bool {
 pub fn simulate(program: &Program, func: &Func, module: &nvptx::GpuModule, seed: u64) -> Result<Vec<Vec<u8>>, String> {
     let mut global = sim::Global::default();
     let args = argument_bits(program, func, |bytes| global.add(bytes.to_vec()));
+    let [x, y, z] = program.grid;
     let launch = sim::Launch {
         llvm_ir: &module.llvm_ir,
-        grid: program.grid,
+        grid: [x * module.ctas_per_program, y, z],
         threads: module.threads,
         shared_bytes: module.shared_bytes,
         args: &args,

@@ -26,7 +26,8 @@ pub use rng::Rng;
 use crate::interp::{self, ArgValue, BufferId, InterpError, Memory};
 use crate::ir::{DType, Elem, Func};
 use crate::num;
-use crate::target::CompileOptions;
+use crate::passes::split_ctas;
+use crate::target::{CompileOptions, GpuArch};
 
 /// What programs may contain.
 #[derive(Clone, Debug)]
@@ -108,12 +109,34 @@ impl Case {
 pub fn case(seed: u64) -> Case {
     let mut rng = Rng::new(seed ^ 0x7469_6c65);
     let assembly = rng.one_in(8).then_some(seed);
-    if seed % 2 == 1 {
-        return Case { assembly, ..matrix::case(rng) };
+    let mut case = if seed % 2 == 1 {
+        Case { assembly, ..matrix::case(rng) }
+    } else {
+        let size = rng.range(4, 48) as usize;
+        let options = matrix::compile_options(&mut rng);
+        Case { program: program(seed, &Options { exact: true, size, ..Options::default() }), options, assembly }
+    };
+    // Programs that CTAs can share.
+    let ctas = Rng::new(seed ^ 0x6374_6173).pick(&[1, 2, 4]);
+    if split_ctas::run(&mut case.gpu_func(), ctas).is_ok() {
+        case.options.num_ctas = ctas;
     }
-    let size = rng.range(4, 48) as usize;
-    let options = matrix::compile_options(&mut rng);
-    Case { program: program(seed, &Options { exact: true, size, ..Options::default() }), options, assembly }
+    case
+}
+
+impl Case {
+    /// The case without clusters.
+    #[cfg(test)]
+    fn of_one_cta(mut self) -> Case {
+        self.options.num_ctas = 1;
+        self
+    }
+
+    /// The options for an architecture: without clusters where it has none.
+    pub fn options_for(&self, arch: GpuArch) -> CompileOptions {
+        let num_ctas = if arch < GpuArch::Sm90a { 1 } else { self.options.num_ctas };
+        CompileOptions { num_ctas, ..self.options.clone() }
+    }
 }
 
 impl Program {

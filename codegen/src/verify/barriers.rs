@@ -36,7 +36,15 @@ pub(super) fn expect(cx: &OpCx, bytes: u32) -> Check {
     predicate(cx, 2)
 }
 
-pub(super) fn arrive_warps(cx: &OpCx, warps: u32, lanes: u32) -> Check {
+/// A number of CTAs of a cluster: a portable size (CUDA C Programming Guide, "Thread Block Clusters").
+pub(super) fn ctas(cx: &OpCx, ctas: Option<u32>) -> Check {
+    cx.attribute(ctas.is_none_or(|n| matches!(n, 2 | 4 | 8)), || {
+        format!("`ctas` should be 2, 4 or 8, found {}", ctas.unwrap_or(1))
+    })
+}
+
+pub(super) fn arrive_warps(cx: &OpCx, warps: u32, lanes: u32, ctas: Option<u32>) -> Check {
+    self::ctas(cx, ctas)?;
     cx.attribute(matches!(lanes, 1 | 32), || format!("`lanes` should be 1 or 32, found {lanes}"))?;
     arrive(cx, "warps", warps)
 }
@@ -69,7 +77,8 @@ pub(super) fn pingpong_wait(cx: &OpCx) -> Check {
     Ok(())
 }
 
-pub(super) fn tma_load(cx: &OpCx, boundary: &[usize]) -> Check {
+pub(super) fn tma_load(cx: &OpCx, boundary: &[usize], ctas: Option<u32>) -> Check {
+    self::ctas(cx, ctas)?;
     let (block, elem) = memory::view(cx)?;
     memory::check_padding(cx, boundary, Padding::Zero, block.len(), elem)?;
     require(buffer(cx, 1)? == (block, elem), Rule::OperandTypes, || {

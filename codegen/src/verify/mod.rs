@@ -56,7 +56,7 @@ attr_enum! {
         /// same holds for shared buffers, except for the first extent, which may count buffers.
         Extents = "extents",
         /// At stage tile, tiles have no layout. From stage layout on, they have a distributed layout of their shape
-        /// that covers every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape
+        /// that covers every element. Shared buffers have a shared layout of their shape or a larger one, or, in a ring, of the shape
         /// of one buffer.
         Layouts = "layouts",
         /// Attributes are in range: axes below the rank, complete permutations, ascending boundaries, literals in the
@@ -248,6 +248,10 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Hint { divisible, contiguous, at_least } => elementwise::hint(cx, *divisible, *contiguous, *at_least),
 
         Op::ProgramId { axis } | Op::NumPrograms { axis } => shape::program(cx, *axis),
+        Op::CtaRank { ctas } => {
+            barriers::ctas(cx, Some(*ctas))?;
+            cx.result_is(0, &Type::scalar(crate::ir::DType::I32))
+        }
         Op::Constant { value } => shape::constant(cx, *value),
         Op::Arange { start, end } => shape::arange(cx, *start, *end),
         Op::Splat => shape::splat(cx),
@@ -295,7 +299,11 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
         Op::AsyncLoad { vector } => shared::async_load(cx, *vector),
-        Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared | Op::PingpongArrive => Ok(()),
+        Op::AsyncCommit
+        | Op::AsyncWait { pending: _ }
+        | Op::FenceAsyncShared
+        | Op::PingpongArrive
+        | Op::ClusterBarrier => Ok(()),
         Op::PingpongWait => barriers::pingpong_wait(cx),
         Op::MmaSync { precision: _, warps, k_end, n_end } => shared::mma(cx, Family::MmaSync, warps, [*k_end, *n_end]),
         Op::Wgmma { warps, k_end, n_end } => shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end]),
@@ -307,10 +315,10 @@ fn op_types(cx: &OpCx) -> Check {
         Op::MbarrierAlloc { arrivals } => barriers::alloc(cx, *arrivals),
         Op::MbarrierFree => barriers::barrier(cx, 0),
         Op::MbarrierExpect { bytes } => barriers::expect(cx, *bytes),
-        Op::MbarrierArrive { warps, lanes } => barriers::arrive_warps(cx, *warps, *lanes),
+        Op::MbarrierArrive { warps, lanes, ctas } => barriers::arrive_warps(cx, *warps, *lanes, *ctas),
         Op::AsyncArrive { threads } => barriers::arrive(cx, "threads", *threads),
         Op::MbarrierWait => barriers::wait(cx),
-        Op::TmaLoad { boundary } => barriers::tma_load(cx, boundary),
+        Op::TmaLoad { boundary, ctas } => barriers::tma_load(cx, boundary, *ctas),
         Op::WarpSpecialize { warps, producers, registers, replicas } => {
             barriers::warp_specialize(cx, *warps, *producers, registers, *replicas)
         }

@@ -130,12 +130,12 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
     })?;
     if family == Family::Wgmma {
         for (i, k_axis) in [(0, 1), (1, 0)] {
-            let Type::Shared { layout, elem, .. } = cx.operand(i) else {
+            let Type::Shared { layout, .. } = cx.operand(i) else {
                 require(i == 0, Rule::OperandTypes, || format!("operand {i} should be in shared memory"))?;
                 continue;
             };
             let layout = cx.func.layout(*layout);
-            let readable = Matrix::of(layout, k_axis, elem.bytes() as u32, instruction.allows_mn_major()).is_some();
+            let readable = Matrix::of(cx.func, cx.operand(i), k_axis, instruction.allows_mn_major()).is_some();
             require(readable, Rule::OperandTypes, || format!("wgmma cannot read operand {i} of layout {layout}"))?;
         }
     }

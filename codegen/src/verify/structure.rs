@@ -38,6 +38,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::Binary(_)
         | Op::Cmp(_)
         | Op::ProgramId { .. }
+        | Op::CtaRank { .. }
         | Op::NumPrograms { .. }
         | Op::Constant { .. }
         | Op::Arange { .. }
@@ -88,6 +89,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::WgmmaWait { .. }
         | Op::FenceAsyncShared
         | Op::BlockBarrier { .. }
+        | Op::ClusterBarrier
         | Op::MbarrierAlloc { .. }
         | Op::MbarrierFree
         | Op::MbarrierExpect { .. }

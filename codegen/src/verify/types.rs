@@ -73,8 +73,12 @@ fn layout(func: &Func, ty: &Type, stage: Stage) -> Check {
         return violation(format!("the function has no layout #l{}", id.0));
     };
     let covers = |shape: &[usize]| layout.shape().iter().map(|&n| n as usize).eq(shape.iter().copied());
+    let has_room = |shape: &[usize]| {
+        let room = layout.shape().iter().map(|&n| n as usize);
+        shape.len() == room.len() && shape.iter().zip(room).all(|(&n, room)| n <= room)
+    };
     let fits = match ty {
-        Type::Shared { shape, .. } => layout.is_shared() && (covers(shape) || covers(&shape[1..])),
+        Type::Shared { shape, .. } => layout.is_shared() && (has_room(shape) || has_room(&shape[1..])),
         _ => layout.is_distributed() && covers(ty.shape()),
     };
     require(fits && layout.is_surjective(), Rule::Layouts, || format!("{layout} is not a layout of {ty}"))

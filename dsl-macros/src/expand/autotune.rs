@@ -47,14 +47,16 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
         None => quote!(::core::option::Option::None),
     };
     let configs = autotune.configs.iter().map(|config| {
-        let Config { constants, num_warps, num_stages, max_registers, schedule_options } = config;
+        let Config { constants, num_warps, num_ctas, num_stages, max_registers, schedule_options } = config;
         let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
-        let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
+        let [num_warps, num_ctas, num_stages, max_registers] =
+            [*num_warps, *num_ctas, *num_stages, *max_registers].map(option);
         let (names, schedule_options) =
             (SCHEDULE_OPTIONS.map(|name| format_ident!("{name}")), schedule_options.map(flag));
         quote!(#private::autotune::ConfigDef {
             constants: &[#(#constants),*],
             num_warps: #num_warps,
+            num_ctas: #num_ctas,
             num_stages: #num_stages,
             max_registers: #max_registers,
             schedule: #private::Schedule { #(#names: #schedule_options),* },

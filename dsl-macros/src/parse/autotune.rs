@@ -32,6 +32,7 @@ pub struct Config {
     /// One per tuned constant.
     pub constants: Vec<Default>,
     pub num_warps: Option<u32>,
+    pub num_ctas: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
     /// One per name of [`SCHEDULE_OPTIONS`].
@@ -248,6 +249,7 @@ fn read_config(call: &ExprCall, signature: &Signature, tuned: &[Ident], errors: 
     let mut config = Config {
         constants: Vec::new(),
         num_warps: None,
+        num_ctas: None,
         num_stages: None,
         max_registers: None,
         schedule_options: [None; SCHEDULE_OPTIONS.len()],
@@ -293,9 +295,9 @@ impl Config {
             Default::Variant(w) => w.clone(),
         };
         let constants: Vec<String> = self.constants.iter().map(value).collect();
-        let Config { num_warps, num_stages, max_registers, .. } = self;
+        let Config { num_warps, num_ctas, num_stages, max_registers, .. } = self;
         let schedule_options = self.schedule_options;
-        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {schedule_options:?}")
+        format!("{constants:?} {num_warps:?} {num_ctas:?} {num_stages:?} {max_registers:?} {schedule_options:?}")
     }
 }
 
@@ -326,6 +328,7 @@ fn read_argument(
             return Ok(Some((name.clone(), value)));
         }
         "num_warps" => (&mut config.num_warps, 1..=32, "1, 2, 4, 8, 16 or 32"),
+        "num_ctas" => (&mut config.num_ctas, 1..=8, "1, 2, 4 or 8"),
         "num_stages" => (&mut config.num_stages, 1..=16, "1 to 16"),
         "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
         _ => {
@@ -335,8 +338,8 @@ fn read_argument(
                 Some(Origin::Dim) => format!("`{name}` is an extent of a tensor, which each launch gives"),
                 Some(_) => format!("`{name}` is passed at each launch: a configuration sets `#[constexpr]` parameters"),
                 None => format!(
-                    "the kernel has no constant `{name}`: a configuration can set {}, and num_warps, num_stages, \
-                     max_registers, {}",
+                    "the kernel has no constant `{name}`: a configuration can set {}, and num_warps, num_ctas, \
+                     num_stages, max_registers, {}",
                     names(constants(signature)),
                     SCHEDULE_OPTIONS.join(", ")
                 ),
@@ -348,7 +351,7 @@ fn read_argument(
         Some(Default::Int(n)) => u32::try_from(n).ok().filter(|n| range.contains(n)),
         _ => None,
     };
-    let number = number.filter(|n| name != "num_warps" || n.is_power_of_two());
+    let number = number.filter(|n| (name != "num_warps" && name != "num_ctas") || n.is_power_of_two());
     let number = number.ok_or_else(|| Error::new(value.span(), format!("`{name}` must be {expected}")))?;
     match slot.replace(number) {
         None => Ok(None),

@@ -61,6 +61,9 @@ pub struct Options {
     /// Warps (32 threads each) per block (GPU), a power of two. Default: 4, or that of the configuration (`compile`)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_warps: Option<u32>,
+    /// CTAs of the cluster that shares each program, 1, 2, 4 or 8 (Hopper). Default: 1, or that of the configuration (`compile`)
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
+    num_ctas: Option<u32>,
     /// Number of stages of software pipelines, in loops that do not set it themselves (GPU). Default: 3, or that
     /// of the configuration (`compile`)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
@@ -201,16 +204,17 @@ fn loop_schedules(text: &str) -> std::result::Result<String, String> {
 }
 
 impl Options {
-    /// Returns options with these values, and with `device_assert`s.
-    pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>, schedule: Schedule) -> Options {
-        let (num_warps, num_stages) = (Some(num_warps), Some(num_stages));
-        Options { num_warps, num_stages, max_registers, loops: None, no_asserts: false, schedule }
+    /// Returns options with these values (warps, CTAs, stages), and with `device_assert`s.
+    pub fn new([num_warps, num_ctas, num_stages]: [u32; 3], max_registers: Option<u32>, schedule: Schedule) -> Options {
+        let [num_warps, num_ctas, num_stages] = [num_warps, num_ctas, num_stages].map(Some);
+        Options { num_warps, num_ctas, num_stages, max_registers, loops: None, no_asserts: false, schedule }
     }
 
     /// These options, and those of `base` where one is not given.
     fn over(&self, base: CompileOptions) -> Options {
         Options {
             num_warps: self.num_warps.or(Some(base.num_warps)),
+            num_ctas: self.num_ctas.or(Some(base.num_ctas)),
             num_stages: self.num_stages.or(Some(base.num_stages)),
             max_registers: self.max_registers.or(base.max_registers),
             loops: self.loops.clone().or(base.loops),
@@ -226,11 +230,18 @@ impl Options {
     pub fn compile_options(&self) -> Result<CompileOptions> {
         let default = CompileOptions::default();
         let num_warps = self.num_warps.unwrap_or(default.num_warps);
+        let num_ctas = self.num_ctas.unwrap_or(default.num_ctas);
         let num_stages = self.num_stages.unwrap_or(default.num_stages);
         if !num_warps.is_power_of_two() || num_warps > 32 {
             return Err(CliError::usage(
                 format!("--num-warps cannot be {num_warps}"),
                 "a block has 1, 2, 4, 8, 16 or 32 warps",
+            ));
+        }
+        if !matches!(num_ctas, 1 | 2 | 4 | 8) {
+            return Err(CliError::usage(
+                format!("--num-ctas cannot be {num_ctas}"),
+                "1, 2, 4 or 8 CTAs share a program",
             ));
         }
         if !(1..=16).contains(&num_stages) {
@@ -249,6 +260,7 @@ impl Options {
         }
         Ok(CompileOptions {
             num_warps,
+            num_ctas,
             num_stages,
             debug_asserts: !self.no_asserts,
             max_registers: self.max_registers,

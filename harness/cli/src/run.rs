@@ -276,6 +276,7 @@ impl Job {
         let options = options.compile_options()?;
         let mut config = LaunchConfig::new(self.grid);
         config.num_warps = options.num_warps;
+        config.num_ctas = options.num_ctas;
         config.num_stages = options.num_stages;
         config.debug_asserts = options.debug_asserts;
         config.fp_fusion = options.fp_fusion;

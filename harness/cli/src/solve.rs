@@ -136,10 +136,11 @@ fn export(path: &Path, request: &Request, autotune: Option<&'static Autotune>) -
         let Ok(mut config) = autotune.parse_config(&entry.config) else { continue };
         config.loops = None;
         let options = config.options();
-        let same_options = (options.num_warps, options.num_stages, options.max_registers, options.schedule) == {
-            let own = &request.options;
-            (own.num_warps, own.num_stages, own.max_registers, own.schedule)
-        };
+        let same_options =
+            (options.num_warps, options.num_ctas, options.num_stages, options.max_registers, options.schedule) == {
+                let own = &request.options;
+                (own.num_warps, own.num_ctas, own.num_stages, own.max_registers, own.schedule)
+            };
         let same_constants = config.constants.iter().all(|constant| request.constants.contains(constant));
         if same_options && same_constants && has_key(request, &entry.key) {
             config.loops.clone_from(&request.options.loops);

@@ -246,6 +246,7 @@ impl Kernel {
             }
             let config = LaunchConfig {
                 num_warps: chosen.num_warps,
+                num_ctas: chosen.num_ctas,
                 num_stages: chosen.num_stages,
                 debug_asserts: chosen.debug_asserts,
                 fp_fusion: chosen.fp_fusion,

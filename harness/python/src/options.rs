@@ -161,8 +161,9 @@ pub fn complete_types(def: &KernelDef, chosen: Vec<Option<DType>>) -> PyResult<V
 }
 
 /// Names of compiler options.
-pub const OPTIONS: [&str; 11] = [
+pub const OPTIONS: [&str; 12] = [
     "num_warps",
+    "num_ctas",
     "num_stages",
     "max_registers",
     "asserts",
@@ -193,6 +194,13 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
                 let expected = "1, 2, 4, 8, 16 or 32";
                 options.num_warps = number(expected)?;
                 if !options.num_warps.is_power_of_two() || options.num_warps > 32 {
+                    return Err(wrong(expected));
+                }
+            }
+            "num_ctas" => {
+                let expected = "1, 2, 4 or 8";
+                options.num_ctas = number(expected)?;
+                if !matches!(options.num_ctas, 1 | 2 | 4 | 8) {
                     return Err(wrong(expected));
                 }
             }

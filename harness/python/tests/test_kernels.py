@@ -197,7 +197,7 @@ def test_damaged_manifests_are_exceptions(tmp_path):
     good = (tmp_path / "manifest.json").read_text()
     for text, message in [
         (good[:-20], "manifest of a kernel .* is not valid"),
-        (good.replace('"format": 1', '"format": 9'), "its format is 9: this version reads format 1"),
+        (good.replace('"format": 1', '"format": 9'), "its format is 9: this version reads formats 1 to 3"),
         (good.replace('"entry"', '"exit"'), "missing field `entry`"),
         (good.replace('"obj"', '"tile"'), "it names no file with PTX or an object file"),
         (good.replace('"softmax_rows.o"', '"../softmax_rows.o"'), "is not the name of a file in its folder"),

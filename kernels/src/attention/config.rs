@@ -56,8 +56,9 @@ impl Tiles {
         Config { schedule: self.schedule, ..config }
     }
 
-    /// Converts a configuration of one of the three kernels; `None` where it has no tile sizes.
+    /// Converts a configuration of one of the three kernels; `None` where it has no tile sizes, or is for clusters.
     pub fn of(config: &Config) -> Option<Tiles> {
+        (config.num_ctas == 1).then_some(())?;
         let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
         let replicas = config.get("replicas").unwrap_or(1);
         let Config { num_warps, num_stages, schedule, .. } = *config;

@@ -188,9 +188,9 @@ fn embedded_config(autotune: &'static Autotune, device: &Device, problem: &Probl
         KeyValue::Exact(_) | KeyValue::Size(_) => None,
     });
     let known: Vec<_> = constants.collect();
-    let (constants, CompileOptions { num_warps, num_stages, max_registers, loops, schedule, .. }) =
+    let (constants, CompileOptions { num_warps, num_ctas, num_stages, max_registers, loops, schedule, .. }) =
         embedded::configuration(autotune.def, device, problem.dtypes, &known, autotune.tuned)?;
-    Some(Config { constants, num_warps, num_stages, max_registers, loops, schedule })
+    Some(Config { constants, num_warps, num_ctas, num_stages, max_registers, loops, schedule })
 }
 
 fn is_constant(autotune: &Autotune, name: &str) -> bool {

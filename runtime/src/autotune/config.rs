@@ -75,6 +75,7 @@ pub struct ConfigDef {
     /// One value for each of [`Autotune::tuned`].
     pub constants: &'static [ConstDefault],
     pub num_warps: Option<u32>,
+    pub num_ctas: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
     pub schedule: Schedule,
@@ -85,6 +86,8 @@ pub struct ConfigDef {
 pub struct Config {
     pub constants: Vec<(&'static str, ConstValue)>,
     pub num_warps: u32,
+    /// [`CompileOptions::num_ctas`].
+    pub num_ctas: u32,
     pub num_stages: u32,
     pub max_registers: Option<u32>,
     /// Schedules of loops that a solver found, with the bound that it proved ([`CompileOptions::loops`]).
@@ -95,10 +98,11 @@ pub struct Config {
 impl Default for Config {
     /// No constants, and the compiler's defaults.
     fn default() -> Config {
-        let CompileOptions { num_warps, num_stages, max_registers, .. } = CompileOptions::default();
+        let CompileOptions { num_warps, num_ctas, num_stages, max_registers, .. } = CompileOptions::default();
         Config {
             constants: Vec::new(),
             num_warps,
+            num_ctas,
             num_stages,
             max_registers,
             loops: None,
@@ -117,6 +121,12 @@ impl Config {
 
     pub fn num_warps(mut self, num_warps: u32) -> Config {
         self.num_warps = num_warps;
+        self
+    }
+
+    /// Sets [`Config::num_ctas`].
+    pub fn num_ctas(mut self, num_ctas: u32) -> Config {
+        self.num_ctas = num_ctas;
         self
     }
 
@@ -151,6 +161,7 @@ impl Config {
     pub fn options(&self) -> CompileOptions {
         CompileOptions {
             num_warps: self.num_warps,
+            num_ctas: self.num_ctas,
             num_stages: self.num_stages,
             max_registers: self.max_registers,
             loops: self.loops.clone(),
@@ -164,6 +175,7 @@ impl Config {
         LaunchConfig {
             grid: grid.into(),
             num_warps: self.num_warps,
+            num_ctas: self.num_ctas,
             num_stages: self.num_stages,
             max_registers: self.max_registers.or(base.max_registers),
             loops: self.loops.clone().or_else(|| base.loops.clone()),
@@ -178,7 +190,11 @@ impl fmt::Display for Config {
         for (name, value) in &self.constants {
             write!(f, "{name}={value},")?;
         }
-        write!(f, "num_warps={},num_stages={}", self.num_warps, self.num_stages)?;
+        write!(f, "num_warps={},", self.num_warps)?;
+        if self.num_ctas != 1 {
+            write!(f, "num_ctas={},", self.num_ctas)?;
+        }
+        write!(f, "num_stages={}", self.num_stages)?;
         if let Some(registers) = self.max_registers {
             write!(f, ",max_registers={registers}")?;
         }
@@ -202,6 +218,7 @@ impl Autotune {
             Config {
                 constants: self.tuned.iter().copied().zip(def.constants.iter().map(|&c| c.into())).collect(),
                 num_warps: def.num_warps.unwrap_or(default.num_warps),
+                num_ctas: def.num_ctas.unwrap_or(default.num_ctas),
                 num_stages: def.num_stages.unwrap_or(default.num_stages),
                 max_registers: def.max_registers,
                 loops: None,
@@ -335,6 +352,7 @@ impl Autotune {
             }
             match name {
                 "num_warps" => config.num_warps = number()?,
+                "num_ctas" => config.num_ctas = number()?,
                 "num_stages" => config.num_stages = number()?,
                 "max_registers" => config.max_registers = Some(number()?),
                 "loops" => config.loops = Some(value.parse::<LoopSchedules>()?.to_string()),
@@ -355,6 +373,9 @@ impl Autotune {
         }
         if !config.num_warps.is_power_of_two() || config.num_warps > 32 || config.num_stages == 0 {
             return Err("num_warps must be a power of two up to 32, and num_stages at least 1".into());
+        }
+        if !matches!(config.num_ctas, 1 | 2 | 4 | 8) {
+            return Err(format!("num_ctas must be 1, 2, 4 or 8, not {}", config.num_ctas));
         }
         Ok(config)
     }

@@ -23,13 +23,13 @@ use crate::launch::{CompiledKernel, Values};
 const MAX_ARENA_BYTES: u64 = 4 << 20;
 
 /// Estimates the code size of a candidate relative to the kernel's others: the elements of its tiles per warp, as the
-/// product of its positive integer constants over `num_warps`.
+/// product of its positive integer constants over `num_warps` and `num_ctas`.
 pub(super) fn elements_per_warp(config: &Config) -> u64 {
     let extents = config.constants.iter().filter_map(|(_, value)| match value {
         ConstValue::Int(n) => u64::try_from(*n).ok().filter(|&n| n > 0),
         ConstValue::Float(_) | ConstValue::Bool(_) | ConstValue::Variant(_) | ConstValue::Item(_) => None,
     });
-    extents.fold(1, u64::saturating_mul) / u64::from(config.num_warps.max(1))
+    extents.fold(1, u64::saturating_mul) / u64::from((config.num_warps * config.num_ctas).max(1))
 }
 
 /// How many steps a configuration is from another one: factors of two of integers and warps, stages, and other constants
@@ -44,7 +44,8 @@ pub(super) fn steps_between(config: &Config, other: &Config) -> u32 {
     let options =
         options.filter(|(a, b)| a != b).count() as u32 + u32::from(config.max_registers != other.max_registers);
     let warps = config.num_warps.max(1).ilog2().abs_diff(other.num_warps.max(1).ilog2());
-    constants.sum::<u32>() + options + warps + config.num_stages.abs_diff(other.num_stages)
+    let ctas = config.num_ctas.max(1).ilog2().abs_diff(other.num_ctas.max(1).ilog2());
+    constants.sum::<u32>() + options + warps + ctas + config.num_stages.abs_diff(other.num_stages)
 }
 
 /// Serializes the loading of compiled candidates, as the driver does anyway, and skips loads that would end after the

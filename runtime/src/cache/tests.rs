@@ -22,6 +22,7 @@ fn artifact(code: Code) -> Artifact {
         threads: 128,
         shared_bytes: 65536,
         programs_per_block: 1,
+        ctas_per_program: 1,
         arena_bytes: 0,
         tensor_maps: vec![TensorMapDesc {
             arg: 1,

@@ -93,6 +93,8 @@ pub struct LaunchConfig {
     pub grid: Grid,
     /// Warps of 32 threads per program instance (GPU): a power of two, 1 to 32.
     pub num_warps: u32,
+    /// CTAs of the cluster that shares each program instance (Hopper): 1, 2, 4 or 8 ([`CompileOptions::num_ctas`]).
+    pub num_ctas: u32,
     /// Number of stages of software pipelines in loops that do not specify it (GPU).
     pub num_stages: u32,
     /// Check `device_assert`s; if false, they are removed.
@@ -121,11 +123,12 @@ impl Default for LaunchConfig {
 impl LaunchConfig {
     /// A configuration with this grid and the compiler's default options.
     pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
-        let CompileOptions { num_warps, num_stages, debug_asserts, fp_fusion, max_registers, .. } =
+        let CompileOptions { num_warps, num_ctas, num_stages, debug_asserts, fp_fusion, max_registers, .. } =
             CompileOptions::default();
         LaunchConfig {
             grid: grid.into(),
             num_warps,
+            num_ctas,
             num_stages,
             debug_asserts,
             fp_fusion,
@@ -139,6 +142,12 @@ impl LaunchConfig {
 
     pub fn num_warps(mut self, num_warps: u32) -> LaunchConfig {
         self.num_warps = num_warps;
+        self
+    }
+
+    /// Sets [`LaunchConfig::num_ctas`].
+    pub fn num_ctas(mut self, num_ctas: u32) -> LaunchConfig {
+        self.num_ctas = num_ctas;
         self
     }
 
@@ -227,6 +236,7 @@ impl LaunchConfig {
     pub fn options(&self) -> CompileOptions {
         CompileOptions {
             num_warps: self.num_warps,
+            num_ctas: self.num_ctas,
             num_stages: self.num_stages,
             debug_asserts: self.debug_asserts,
             fp_fusion: self.fp_fusion,

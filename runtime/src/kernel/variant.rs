@@ -83,6 +83,7 @@ fn key(
         stream: _,
         bounds_check: _,
         num_warps,
+        num_ctas,
         num_stages,
         debug_asserts,
         fp_fusion,
@@ -90,7 +91,7 @@ fn key(
         loops,
         schedule,
     } = config;
-    key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
+    key.push(u64::from(*num_warps) << 32 | u64::from(*num_ctas) << 16 | u64::from(*num_stages));
     key.push(
         u64::from(*debug_asserts) << 63 | u64::from(*fp_fusion) << 62 | max_registers.map_or(u64::MAX >> 2, u64::from),
     );

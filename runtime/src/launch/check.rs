@@ -74,7 +74,7 @@ pub(super) fn ranges(kernel: &Kernel, grid: [u32; 3], args: &[LaunchArg]) -> Res
     })
 }
 
-/// Checks the grid's extents. Returns those of the grid of blocks, which may have several programs each.
+/// Checks the grid's extents. Returns those of the grid of blocks, which may have several programs each, or share one.
 pub(super) fn grid(kernel: &Kernel, grid: [u32; 3]) -> Result<[u32; 3]> {
     for ((found, limit), axis) in grid.into_iter().zip(GRID_LIMITS).zip(['x', 'y', 'z']) {
         if found > limit {
@@ -83,8 +83,13 @@ pub(super) fn grid(kernel: &Kernel, grid: [u32; 3]) -> Result<[u32; 3]> {
     }
     let [x, y, z] = grid;
     let replicas = kernel.manifest.programs_per_block.max(1);
+    let ctas = kernel.manifest.ctas_per_program.max(1);
+    let limit = GRID_LIMITS[0] / ctas;
+    if x / replicas > limit {
+        return Err(Error::GridLimit { kernel: kernel.label.to_string(), axis: 'x', found: x, limit });
+    }
     match x.is_multiple_of(replicas) {
-        true => Ok([x / replicas, y, z]),
+        true => Ok([x / replicas * ctas, y, z]),
         false => Err(Error::GridReplicas { kernel: kernel.label.to_string(), found: x, replicas }),
     }
 }

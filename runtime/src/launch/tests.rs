@@ -19,6 +19,7 @@ fn artifact(ir: &str, args: Vec<ArgDesc>, arena_bytes: u64) -> Artifact {
         threads: 1,
         shared_bytes: 0,
         programs_per_block: 1,
+        ctas_per_program: 1,
         arena_bytes,
         tensor_maps: vec![],
         source: "probe.rs:7".to_string(),

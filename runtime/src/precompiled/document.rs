@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 const FORMAT: u32 = 1;
 /// Version of the format of kernels whose blocks run several programs, which readers of version 1 refuse.
 const FORMAT_OF_REPLICAS: u32 = 2;
+/// That of kernels whose programs are shared by the blocks of a cluster.
+const FORMAT_OF_CLUSTERS: u32 = 3;
 
 /// What a program that launches compiled code needs to know, and how the code was compiled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,7 +102,11 @@ impl Document {
             Code::Object(bytes) => bytes,
         };
         Document {
-            format: if artifact.manifest.programs_per_block > 1 { FORMAT_OF_REPLICAS } else { FORMAT },
+            format: match &artifact.manifest {
+                manifest if manifest.ctas_per_program > 1 => FORMAT_OF_CLUSTERS,
+                manifest if manifest.programs_per_block > 1 => FORMAT_OF_REPLICAS,
+                _ => FORMAT,
+            },
             compiler: compiler_id().into(),
             manifest: artifact.manifest.clone(),
             memory: def.params.iter().filter_map(|p| memory(p.kind).map(|m| (p.name.to_string(), m))).collect(),
@@ -140,9 +146,9 @@ impl Document {
         let invalid = |reason: String| Error::InvalidManifest { reason };
         let document: Document = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
         match document.format {
-            FORMAT | FORMAT_OF_REPLICAS => Ok(document),
+            FORMAT..=FORMAT_OF_CLUSTERS => Ok(document),
             found => Err(invalid(format!(
-                "its format is {found}: this version reads format {FORMAT} and {FORMAT_OF_REPLICAS}"
+                "its format is {found}: this version reads formats {FORMAT} to {FORMAT_OF_CLUSTERS}"
             ))),
         }
     }

@@ -64,6 +64,7 @@ fn artifact(ptx: &str, target: &str, threads: u32, args: Vec<ArgDesc>) -> Artifa
         threads,
         shared_bytes: 0,
         programs_per_block: 1,
+        ctas_per_program: 1,
         arena_bytes: 0,
         tensor_maps: vec![],
         source: "probe.rs:7".to_string(),

@@ -189,11 +189,65 @@ fn dots_of_parts_share_an_instruction() {
     assert_eq!(instruction_columns(208, 64, true), [208]);
     // Rows of b of two panels of 64 columns, and of one.
     assert_eq!(instruction_columns(192, 64, false), [192]);
-    // 32 columns have another swizzle than 128.
-    assert_eq!(instruction_columns(160, 64, false), [32, 128]);
+    // The last panel is not full: of 32 columns, and of 16. After one of 32, the next 16 do not begin a panel.
+    assert_eq!(instruction_columns(160, 64, false), [160]);
+    assert_eq!(instruction_columns(208, 64, false), [208]);
+    assert_eq!(instruction_columns(176, 64, false), [16, 160]);
     // Columns of b of two panels.
     assert_eq!(instruction_columns(80, 128, true), [16, 64]);
     assert_eq!(instruction_columns(128, 64, true), [128]);
+}
+
+/// o = Σ_j (q · k_jᵀ) · k_j: keys that are values too, so that one buffer is read along both of its dimensions.
+#[kernel]
+fn keys_as_values(
+    q: Tensor<f16, (rows, width)>,
+    k: Tensor<f16, (keys, width)>,
+    o: TensorMut<f32, (rows, width)>,
+    #[constexpr] d: usize,
+) {
+    let own = load(q.block([0, 0], [64, d]));
+    let mut acc = zeros::<f32>([64, d]);
+    for j in range(0, keys, 64) {
+        let tile = load(k.block([j, 0], [64, d]));
+        let scores = dot(own, tile.t(), zeros::<f32>([64, 64]));
+        acc = dot(scores.to::<f16>(), tile, acc);
+    }
+    store(o.block([0, 0], [64, d]), acc);
+}
+
+#[test]
+fn a_buffer_is_read_along_both_dimensions() {
+    for (d, config) in [
+        (160, LaunchConfig::new(1).warp_specialize(true)),
+        (80, LaunchConfig::new(1).tma(true)),
+        (96, LaunchConfig::new(1).warp_specialize(true)),
+    ] {
+        let device = Device::simulated(GpuArch::Sm90a);
+        let wave =
+            |len: usize, f: f64| -> Vec<f16> { (0..len).map(|i| f16::from_f64((i as f64 * f).sin() / 8.0)).collect() };
+        let (q, k) = (wave(64 * d, 0.7), wave(128 * d, 0.3));
+        let [q_buffer, k_buffer] = [&q, &k].map(|v| Buffer::from_slice(&device, v).unwrap());
+        let mut o = Buffer::<f32>::poisoned(&device, 64 * d).unwrap();
+        KeysAsValues {
+            q: &q_buffer.tensor([64, d]).unwrap(),
+            k: &k_buffer.tensor([128, d]).unwrap(),
+            o: &mut o.tensor_mut([64, d]).unwrap(),
+            d,
+        }
+        .launch_with(&device, &config)
+        .unwrap_or_else(|e| panic!("{d}: {e}"));
+        let found = o.to_vec().unwrap();
+        let at = |v: &[f16], row: usize, column: usize| v[row * d + column].to_f64();
+        for row in 0..64 {
+            let scores: Vec<f64> = (0..128).map(|j| (0..d).map(|c| at(&q, row, c) * at(&k, j, c)).sum()).collect();
+            for column in 0..d {
+                let want: f64 = (0..128).map(|j| scores[j] * at(&k, j, column)).sum();
+                let got = f64::from(found[row * d + column]);
+                assert!((got - want).abs() < 2e-3, "{d}: ({row}, {column}) is {got}, expected {want}");
+            }
+        }
+    }
 }
 
 /// Running sums along both axes, forward and backward, and the recurrence y = a·y + b, which does not commute.

@@ -589,6 +589,7 @@ impl Builder<'_> {
         match data.op {
             Op::ProgramId { axis } => self.push(Node::ProgramId(axis as usize)),
             Op::NumPrograms { axis } => self.push(Node::NumPrograms(axis as usize)),
+            Op::CtaRank { ctas } => self.push(Node::Known(Interval { low: 0, high: i128::from(ctas) - 1 })),
             Op::Arange { start, end } => {
                 self.push(Node::Known(Interval { low: start.into(), high: i128::from(end) - 1 }))
             }

@@ -75,6 +75,10 @@ struct TargetArgs {
     #[arg(long, default_value_t = 4, value_parser = num_warps)]
     num_warps: u32,
 
+    /// CTAs of the cluster that shares each program: 1, 2, 4 or 8.
+    #[arg(long, default_value_t = 1, value_parser = num_ctas)]
+    num_ctas: u32,
+
     /// Number of stages of software pipelines.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
     num_stages: u32,
@@ -95,9 +99,15 @@ impl TargetArgs {
         for (name, value) in &self.schedule {
             *schedule.choice(name).expect("parsed by `choice`") = Some(*value);
         }
-        let (num_warps, num_stages, loops) = (self.num_warps, self.num_stages, self.loops.clone());
-        CompileOptions { num_warps, num_stages, loops, schedule, ..CompileOptions::default() }
+        let (num_warps, num_ctas, num_stages, loops) =
+            (self.num_warps, self.num_ctas, self.num_stages, self.loops.clone());
+        CompileOptions { num_warps, num_ctas, num_stages, loops, schedule, ..CompileOptions::default() }
     }
+}
+
+fn num_ctas(text: &str) -> Result<u32, String> {
+    let ctas: u32 = text.parse().map_err(|_| format!("expected a number, found `{text}`"))?;
+    matches!(ctas, 1 | 2 | 4 | 8).then_some(ctas).ok_or_else(|| "expected 1, 2, 4 or 8".into())
 }
 
 fn num_warps(text: &str) -> Result<u32, String> {

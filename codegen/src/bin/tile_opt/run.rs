@@ -71,6 +71,7 @@ fn find(name: &str, arch: GpuArch, options: &CompileOptions) -> Result<Step, Str
     let own = options.clone();
     match name {
         "gpu" => Ok(Box::new(move |f| {
+            pipeline::check(f, &own).map_err(|error| error.to_string())?;
             *f = pipeline::gpu_ir(f, arch, &own, &mut ());
             Ok(Vec::new())
         })),

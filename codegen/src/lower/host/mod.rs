@@ -223,7 +223,8 @@ impl Lowering<'_> {
             Op::Yield | Op::Condition => {
                 panic!("internal compiler error: `{}` inside a block; please report this", data.op.mnemonic())
             }
-            Op::ConvertLayout
+            Op::CtaRank { .. }
+            | Op::ConvertLayout
             | Op::LocalAlloc
             | Op::LocalLoad
             | Op::LocalStore
@@ -239,6 +240,7 @@ impl Lowering<'_> {
             | Op::FmaDot
             | Op::FenceAsyncShared
             | Op::BlockBarrier { .. }
+            | Op::ClusterBarrier
             | Op::MbarrierAlloc { .. }
             | Op::MbarrierFree
             | Op::MbarrierExpect { .. }

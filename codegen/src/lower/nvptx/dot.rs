@@ -410,8 +410,8 @@ impl Lowering<'_> {
 
     /// An operand of `wgmma` in shared memory, whose dimension `k_axis` is K.
     fn matrix(&self, v: Value, k_axis: usize, allows_mn_major: bool) -> SharedMatrix {
-        let (layout, elem, base) = self.buffer(v);
-        let matrix = Matrix::of(layout, k_axis, elem.bytes() as u32, allows_mn_major);
+        let (layout, _, base) = self.buffer(v);
+        let matrix = Matrix::of(self.func, self.func.ty(v), k_axis, allows_mn_major);
         let matrix = matrix
             .unwrap_or_else(|| panic!("internal compiler error: wgmma cannot read an operand of layout {layout}"));
         SharedMatrix { matrix, base }

@@ -42,7 +42,7 @@ use self::thread_dependencies::ThreadDependencies;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{bounds, memory_effects, registers};
-use crate::ir::nested::takes_turns;
+use crate::ir::nested::{ctas, takes_turns};
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::{Index, LinearLayout};
 use crate::lower::Unsupported;
@@ -61,6 +61,7 @@ pub struct GpuModule {
     pub args: Vec<ArgDesc>,
     pub threads: u32,
     pub programs_per_block: u32,
+    pub ctas_per_program: u32,
     pub shared_bytes: u32,
     pub tensor_maps: Vec<TensorMapDesc>,
 }
@@ -137,6 +138,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         num_warps: options.num_warps,
         consumers: None,
         replicas: replicas(func),
+        ctas: ctas(func),
         takes_turns: takes_turns(func),
         deferred: deferred::deferred_ops(func),
         replica: None,
@@ -162,6 +164,9 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     } else if let Some(blocks) = resident_blocks(func).or(is_alone.then_some(1)) {
         attributes.push_str(&format!(" \"nvvm.minctasm\"=\"{blocks}\""));
     }
+    if l.ctas > 1 {
+        attributes.push_str(&format!(" \"nvvm.cluster_dim\"=\"{},1,1\"", l.ctas));
+    }
     let args = func
         .args
         .iter()
@@ -181,6 +186,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         args,
         threads,
         programs_per_block: replicas(func),
+        ctas_per_program: ctas(func),
         shared_bytes,
         tensor_maps: l.maps,
     })
@@ -283,6 +289,8 @@ struct Lowering<'f> {
     consumers: Option<u32>,
     /// The programs that one block runs, consecutive on axis 0.
     replicas: u32,
+    /// The CTAs of a cluster that run one program.
+    ctas: u32,
     /// Whether these load in turn, and are as many programs apart as there are blocks.
     takes_turns: bool,
     /// Ops that stores compute box by box.
@@ -450,9 +458,18 @@ impl<'f> Lowering<'f> {
         self.e.hoist(format!("call i32 @{name}()"))
     }
 
+    /// The rank of this CTA in its cluster, which extends along the first axis.
+    fn cta_rank(&mut self) -> Val {
+        let block = self.of_grid("ctaid", 0);
+        self.e.hoist(format!("urem i32 {block}, {}", self.ctas))
+    }
+
     /// A register that counts blocks on an axis, in programs.
     fn in_programs(&mut self, register: &str, axis: u32) -> Val {
         let blocks = self.of_grid(register, axis);
+        if self.ctas > 1 && axis == 0 {
+            return self.e.hoist(format!("udiv i32 {blocks}, {}", self.ctas));
+        }
         match self.replicas {
             2.. if axis == 0 => self.e.hoist(format!("mul i32 {blocks}, {}", self.replicas)),
             _ => blocks,
@@ -462,12 +479,12 @@ impl<'f> Lowering<'f> {
     fn op(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         match &data.op {
-            Op::ProgramId { axis } => {
-                let v = self.program_id(*axis);
-                self.set(data.results[0], vec![v]);
-            }
-            Op::NumPrograms { axis } => {
-                let v = self.in_programs("nctaid", *axis);
+            Op::ProgramId { .. } | Op::CtaRank { .. } | Op::NumPrograms { .. } => {
+                let v = match data.op {
+                    Op::ProgramId { axis } => self.program_id(axis),
+                    Op::NumPrograms { axis } => self.in_programs("nctaid", axis),
+                    _ => self.cta_rank(),
+                };
                 self.set(data.results[0], vec![v]);
             }
             Op::Constant { .. }
@@ -541,13 +558,12 @@ impl<'f> Lowering<'f> {
             Op::Wgmma { .. } => self.wgmma(id)?,
             Op::WgmmaWait { .. } => self.wgmma_wait(id),
             Op::FenceAsyncShared => self.fence_async_shared(),
-            Op::BlockBarrier { id: barrier, threads } => match threads {
-                None if *barrier == 0 => self.barrier(),
-                _ => {
-                    let n = threads.unwrap_or(32 * self.options.num_warps);
-                    self.e.void(format!("call void asm sideeffect \"bar.sync {barrier}, {n};\", \"~{{memory}}\"() #1"));
-                }
-            },
+            Op::BlockBarrier { id: 0, threads: None } => self.barrier(),
+            Op::BlockBarrier { id: barrier, threads } => {
+                let n = threads.unwrap_or(32 * self.options.num_warps);
+                self.named_barrier(&format!("{barrier}, {n}"));
+            }
+            Op::ClusterBarrier => self.cluster_barrier(),
             Op::MbarrierAlloc { .. } => self.mbarrier_alloc(id),
             Op::MbarrierFree => self.mbarrier_free(id),
             Op::MbarrierExpect { .. } => self.mbarrier_expect(id),

@@ -314,7 +314,6 @@ impl SharedPlan {
             let data = func.op(id);
             if data.op == Op::LocalAlloc {
                 let ty = func.ty(data.results[0]);
-                let Type::Shared { elem, .. } = ty else { panic!("internal compiler error: an untyped buffer") };
                 let mut uses: Vec<usize> = users(func, &order, data.results[0]).iter().map(|id| number[id]).collect();
                 let [by_producer, by_others]: [Vec<usize>; 2] =
                     [true, false].map(|own| uses.iter().copied().filter(|n| producer.contains(n) == own).collect());
@@ -329,7 +328,7 @@ impl SharedPlan {
                         last = end;
                     }
                 }
-                let bytes = (ty.numel() * elem.bytes()) as u32;
+                let bytes = func.shared_bytes(ty) as u32;
                 let filled = data.operands.is_empty() && !self.stored.contains_key(&id);
                 let contents = if filled { Contents::Ring } else { Contents::Buffer };
                 allocations.push(Allocation { op: id, bytes, align: BUFFER_ALIGN, first: i, last, contents });
@@ -509,7 +508,7 @@ impl SharedPlan {
 
     fn access(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         let data = func.op(id);
-        if let Op::BlockBarrier { id: 0, threads: None } = data.op {
+        if matches!(data.op, Op::BlockBarrier { id: 0, threads: None } | Op::ClusterBarrier) {
             pending.clear_synchronized();
             return;
         }
@@ -618,8 +617,7 @@ impl SharedPlan {
     fn bytes_of(&self, func: &Func, v: Value) -> Option<Range> {
         let id = buffer_of(func, v)?;
         let ty = func.ty(func.result(id));
-        let Type::Shared { elem, .. } = ty else { return None };
-        let (start, bytes) = (self.offsets[&id], ty.numel() * elem.bytes());
+        let (start, bytes) = (self.offsets[&id], func.shared_bytes(ty));
         let joined =
             self.joined.pitch(func, id).map(|pitch| (bytes / slot_bytes(func, id) - 1) * pitch + slot_bytes(func, id));
         Some(Range { start, end: start + joined.unwrap_or(bytes) as u32 })

@@ -125,10 +125,13 @@ impl Lowering<'_> {
 
     pub(super) fn mbarrier_arrive(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let Op::MbarrierArrive { lanes, .. } = data.op else {
+        let Op::MbarrierArrive { lanes, ctas, .. } = data.op else {
             panic!("internal compiler error: not an mbarrier_arrive")
         };
         let p = self.mbarrier_at(data.operands[0], data.operands[1]);
+        if let Some(ctas) = ctas {
+            return self.arrive_in_cluster(&p, lanes, ctas);
+        }
         if lanes == 32 {
             self.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p);
             return;
@@ -136,6 +139,33 @@ impl Lowering<'_> {
         self.warp_barrier();
         let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
         self.when(Some(first), |this| this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
+    }
+
+    /// Arrives at the mbarriers at this address of all CTAs of the cluster: lane `i` of a warp at that of rank `i`, or each lane
+    /// at all of them. The default semantics suffice (as in CUTLASS): the arrival publishes no writes, only that the buffer has
+    /// been read.
+    fn arrive_in_cluster(&mut self, barrier: &str, lanes: u32, ctas: u32) {
+        let text = "{.reg .b32 at; mapa.shared::cluster.u32 at, $0, $1; mbarrier.arrive.shared::cluster.b64 _, [at];}";
+        let arrive = |this: &mut Self, rank: &str| {
+            this.e.void(format!(
+                "call void asm sideeffect \"{text}\", \"r,r,~{{memory}}\"(ptr addrspace(3) {barrier}, i32 {rank}) #1"
+            ));
+        };
+        if lanes == 32 {
+            (0..ctas).for_each(|rank| arrive(self, &rank.to_string()));
+            return;
+        }
+        self.warp_barrier();
+        let lane = self.threads.lane.clone();
+        let first = self.e.hoist(format!("icmp ult i32 {lane}, {ctas}"));
+        self.when(Some(first), |this| arrive(this, &lane));
+    }
+
+    /// Emits a barrier of all threads of the cluster.
+    pub(super) fn cluster_barrier(&mut self) {
+        self.e.void(
+            "call void asm sideeffect \"barrier.cluster.arrive.release; barrier.cluster.wait.acquire;\", \"~{memory}\"() #1",
+        );
     }
 
     pub(super) fn async_arrive(&mut self, id: OpId) {
@@ -159,8 +189,12 @@ impl Lowering<'_> {
 
     pub(super) fn tma_load(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let Op::TmaLoad { boundary } = &data.op else { panic!("internal compiler error: not a TMA load") };
-        let copies = self.tma_copies(data.operands[0], data.operands[1], boundary)?;
+        let Op::TmaLoad { boundary, ctas } = &data.op else { panic!("internal compiler error: not a TMA load") };
+        let copies = self.tma_copies(data.operands[0], data.operands[1], boundary, ctas.unwrap_or(1))?;
+        if let Some(ctas) = *ctas {
+            self.multicast(id, &copies, ctas);
+            return Ok(());
+        }
         let acting_thread = self.acting_thread(data.operands.get(4));
         let barrier = self.mbarrier_at(data.operands[2], data.operands[3]);
         let (rank, at) = copies.coordinates("$1", 2);
@@ -179,6 +213,34 @@ impl Lowering<'_> {
             }
         });
         Ok(())
+    }
+
+    /// Each CTA copies its part of the boxes to all `ctas` CTAs of the cluster.
+    fn multicast(&mut self, id: OpId, copies: &TmaCopies, ctas: u32) {
+        let data = self.func.op(id);
+        let acting_thread = self.acting_thread(data.operands.get(4));
+        let barrier = self.mbarrier_at(data.operands[2], data.operands[3]);
+        let (rank, at) = copies.coordinates("$1", 2);
+        let text = format!(
+            "cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [$0], {at}, [${}], ${};",
+            2 + rank,
+            3 + rank
+        );
+        let constraints = format!("r,l,{},r,h,~{{memory}}", vec!["r"; rank].join(","));
+        let (own, all) = (self.cta_rank(), (1u32 << ctas) - 1);
+        for (cta, boxes) in copies.boxes.chunks(copies.boxes.len() / ctas as usize).enumerate() {
+            let is_own = self.e.hoist(format!("icmp eq i32 {own}, {cta}"));
+            let acts = self.e.inst(format!("and i1 {acting_thread}, {is_own}"));
+            self.when(Some(acts), |this| {
+                for copy in boxes {
+                    let (buffer, coordinates) = this.tma_box(copies, copy);
+                    this.e.void(format!(
+                        "call void asm sideeffect \"{text}\", \"{constraints}\"({buffer}, ptr {}, {coordinates}, ptr addrspace(3) {barrier}, i16 {all}) #1",
+                        copies.map
+                    ));
+                }
+            });
+        }
     }
 
     /// Starts one copy to global memory.
@@ -215,9 +277,9 @@ impl Lowering<'_> {
         self.e.void(format!("call void asm sideeffect \"cp.async.bulk.{what};\", \"~{{memory}}\"() #1"));
     }
 
-    /// The TMA copies between the block of a view and a buffer.
-    fn tma_copies(&mut self, view: Value, buffer: Value, boundary: &[usize]) -> Result<TmaCopies> {
-        let plan = tensor_map::plan(self.func, &self.axis, view, boundary, self.func.ty(buffer));
+    /// The TMA copies between the block of a view and a buffer: a multiple of `pieces`.
+    fn tma_copies(&mut self, view: Value, buffer: Value, boundary: &[usize], pieces: u32) -> Result<TmaCopies> {
+        let plan = tensor_map::plan(self.func, &self.axis, view, boundary, self.func.ty(buffer), pieces);
         let copies = self.planned_or_unsupported(view, plan)?;
         Ok(TmaCopies { buffer: self.scalar(buffer), ..copies })
     }

@@ -10,6 +10,7 @@ use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, UnaryOp, Value};
 use crate::layout::LinearLayout;
 use crate::mma::DotShape;
+use crate::schedule::partitions::is_requested;
 use crate::target::{CompileOptions, GpuArch};
 use std::rc::Rc;
 
@@ -37,6 +38,8 @@ pub struct Assignments<'f> {
     pub axis: AxisAnalysis,
     pub arch: GpuArch,
     pub num_warps: u32,
+    /// Whether loops prefetch by TMA, as far as the options say.
+    pub loads_by_tma: bool,
     options: &'f CompileOptions,
     /// By value number; `None` for flexible values and for values that are not tiles.
     assignments: Vec<Option<Assignment>>,
@@ -58,7 +61,10 @@ impl<'f> Assignments<'f> {
         let num_warps = options.num_warps;
         let reached = Reached::of_values(func, &uses);
         let assignments = vec![None; func.num_values()];
-        let mut assignments = Assignments { func, axis, arch, num_warps, options, assignments, uses, reached };
+        let tma = options.schedule.tma.unwrap_or(is_requested(func, options));
+        let loads_by_tma = arch >= GpuArch::Sm90a && tma;
+        let mut assignments =
+            Assignments { func, axis, arch, num_warps, loads_by_tma, options, assignments, uses, reached };
         assignments.block(func.body);
         assignments.load_in_place();
         assignments
@@ -270,6 +276,7 @@ impl<'f> Assignments<'f> {
             | Op::Splat
             | Op::Broadcast
             | Op::ProgramId { .. }
+            | Op::CtaRank { .. }
             | Op::NumPrograms { .. }
             | Op::MakeView { .. }
             | Op::Advance
@@ -298,6 +305,7 @@ impl<'f> Assignments<'f> {
             | Op::WgmmaWait { .. }
             | Op::FenceAsyncShared
             | Op::BlockBarrier { .. }
+            | Op::ClusterBarrier
             | Op::MbarrierAlloc { .. }
             | Op::MbarrierFree
             | Op::MbarrierExpect { .. }

@@ -2,10 +2,10 @@
 
 use super::anchors::{Assignments, scan_layout};
 use super::dot::DotPlan;
-use crate::analysis::access_layout::extents;
+use crate::analysis::access_layout::{extents, view_operands};
 use crate::analysis::padding::zero_from;
-use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, LayoutId, Literal, Loc, Op, OpData, OpId, Type, Value};
-use crate::layout::{Conversion, LinearLayout};
+use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, LayoutId, Literal, Loc, Op, OpData, OpId, Type, Use, Value};
+use crate::layout::{Conversion, LinearLayout, Swizzle};
 use crate::mma::Family;
 use std::collections::HashMap;
 
@@ -551,6 +551,55 @@ impl Rewrite<'_, '_> {
         }
     }
 
+    /// Whether a tile is loaded through a view in which its dimension `inner` is contiguous.
+    fn is_load_along(&self, v: Value, inner: usize) -> bool {
+        let Some(id) = self.old.def_op(v) else { return false };
+        let data = self.old.op(id);
+        match &data.op {
+            Op::LoadView { .. } => view_operands(self.old, data.operands[0]).order[0] == inner,
+            Op::Trans { perm } => self.is_load_along(data.operands[0], perm[inner]),
+            _ => false,
+        }
+    }
+
+    /// The elements for which a row of a buffer has room beyond those of a tile whose dimension `inner` is contiguous: if TMA
+    /// loads it, and each dot that reads it does so as b by columns, beside dots that read the same a and whose columns fill
+    /// whole panels of a wider swizzle, it has a panel of this swizzle too, so that one `wgmma` can compute them all
+    /// (`lower/nvptx/joined.rs`).
+    fn row_with_room(&self, v: Value, inner: usize, dtype: DType) -> Option<usize> {
+        if !self.assignments.loads_by_tma || !self.is_load_along(v, inner) {
+            return None;
+        }
+        let own = self.old.ty(v).shape()[inner];
+        let bytes = |n: usize| (n * dtype.bytes()) as u32;
+        let mut rooms = self.old.uses(v).iter().map(|used| {
+            let data = self.old.op(used.op);
+            match &data.op {
+                Op::Trans { perm } => {
+                    let inner = perm.iter().position(|&from| from == inner)?;
+                    self.row_with_room(data.results[0], inner, dtype)
+                }
+                Op::Dot { .. } if used.index == 1 && inner == 1 => {
+                    self.assignments.dot(used.op).1.wgmma().filter(|plan| plan.instruction.allows_mn_major())?;
+                    let is_beside = |other: &&Use| {
+                        let is_dot = matches!(self.old.op(other.op).op, Op::Dot { .. });
+                        is_dot && other.index == 0 && self.old.block_of(other.op) == self.old.block_of(used.op)
+                    };
+                    let dots = self.old.uses(data.operands[0]).iter().filter(is_beside);
+                    let others = dots.map(|dot| self.old.op(dot.op).operands[1]).filter(|&b| self.is_load_along(b, 1));
+                    let columns = others.map(|b| self.old.ty(b).shape()[1]);
+                    let wider: Vec<u32> = columns.filter(|&n| n > own).map(bytes).collect();
+                    let span = wider.iter().map(|&row| Swizzle::widest_for(row).bytes()).max()?;
+                    let fill = wider.iter().all(|row| row.is_multiple_of(span));
+                    (fill && bytes(own) < span && bytes(own) >= 32).then_some(span as usize / dtype.bytes())
+                }
+                _ => None,
+            }
+        });
+        let first = rooms.next()??;
+        rooms.all(|room| room == Some(first)).then_some(first)
+    }
+
     /// The tile in a shared buffer; a transposed tile as a transposed view of the buffer of its source.
     pub(super) fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
         if let Some(id) = self.old.def_op(v) {
@@ -569,20 +618,24 @@ impl Rewrite<'_, '_> {
         let tile = self.get_assigned(v);
         let tile = self.cast(tile, dtype);
         let shape = self.old.ty(v).shape().to_vec();
-        let layout = shared_layout(self.new.layout_of(tile), &shape, dtype);
+        let order = order_of(self.new.layout_of(tile), &shape);
+        let mut room = shape.clone();
+        if let Some(row) = self.row_with_room(v, order[0], dtype) {
+            room[order[0]] = row;
+        }
+        let layout = shared_in_order(&room, &order, dtype);
         let layout = self.intern(&layout);
         let ty = Type::Shared { shape, elem: dtype, layout };
         self.emit_one(Op::LocalAlloc, vec![tile], ty)
     }
 }
 
-/// The shared-memory layout of an operand: the fastest dimension of the tile that is stored stays the fastest, with the
-/// widest swizzle that a row allows.
-fn shared_layout(tile: &LinearLayout, shape: &[usize], dtype: DType) -> LinearLayout {
+/// The dimensions of a tile in shared memory, fastest first: the fastest of the tile that is stored stays the fastest.
+fn order_of(tile: &LinearLayout, shape: &[usize]) -> Vec<usize> {
     let runs: Vec<usize> = (0..shape.len()).map(|axis| tile.contiguous_run(axis)).collect();
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
     order.sort_by_key(|&axis| std::cmp::Reverse(runs[axis]));
-    shared_in_order(shape, &order, dtype)
+    order
 }
 
 /// The shared-memory layout of an operand with the dimensions in `order`, fastest first, and the widest swizzle that a
@@ -591,7 +644,7 @@ pub(super) fn shared_in_order(shape: &[usize], order: &[usize], dtype: DType) ->
     let bytes = dtype.bytes() as u32;
     let row = shape[order[0]] as u32 * bytes;
     let shape = extents(shape);
-    match crate::layout::Swizzle::widest_for(row).bytes() {
+    match Swizzle::widest_for(row).bytes() {
         0..=16 => LinearLayout::shared_row_major(&shape, order),
         swizzle => LinearLayout::shared_swizzled(&shape, order, bytes, swizzle),
     }

@@ -59,9 +59,14 @@ pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let func = partitioner.func;
     let replicas = Some(plan.replicas).filter(|&count| count > 1);
     let op = Op::WarpSpecialize { warps, producers: 1, registers, replicas };
-    let split = func.create_op(op, vec![], vec![], vec![consume, produce], loc);
+    let split = func.create_op(op, vec![], vec![], vec![consume, produce], loc.clone());
     let mut ops = func.take_ops(head);
-    ops.extend([split, ret]);
+    ops.push(split);
+    if plan.multicasts() {
+        // The shared memory of a CTA exists until no other arrives there.
+        ops.push(func.create_op(Op::ClusterBarrier, vec![], vec![], vec![], loc));
+    }
+    ops.push(ret);
     func.set_ops(body, &ops);
 }
 
@@ -88,7 +93,8 @@ impl Partitioner<'_> {
                 // Arrivals per phase: of the thread that sets the expected bytes, or of each thread of the copying
                 // warp.
                 let arrivals = if ring.tma { 1 } else { 32 };
-                let readers = self.plan.readers(number) * ring.arriving_lanes();
+                let ctas = self.plan.releasing_ctas(number, values.len()).unwrap_or(1);
+                let readers = self.plan.readers(number) * ring.arriving_lanes() * ctas;
                 let buffers = one(self, Op::LocalAlloc, ty);
                 if let Some(tracker) = values.get(ring.tracker) {
                     let RingValues { full, empty, .. } = *tracker;
@@ -103,7 +109,10 @@ impl Partitioner<'_> {
             }
             self.rings.push(values);
         }
-        self.builder(block).op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
+        // Other CTAs of the cluster copy to the buffers, and arrive at the mbarriers.
+        let barrier =
+            if self.plan.multicasts() { Op::ClusterBarrier } else { Op::BlockBarrier { id: 0, threads: None } };
+        self.builder(block).op(barrier, &[], &[]);
     }
 
     /// The initial state of each group, with the parity of a producer (1) or consumer (0).
@@ -332,7 +341,8 @@ impl Partitioner<'_> {
             if ring.tracker == number {
                 b.op(Op::MbarrierExpect { bytes: tracked }, &[full, state.slot], &[]);
             }
-            b.op(Op::TmaLoad { boundary }, &[view, slot, full, state.slot], &[]);
+            let ctas = ring.multicast.then_some(self.plan.ctas);
+            b.op(Op::TmaLoad { boundary, ctas }, &[view, slot, full, state.slot], &[]);
         } else {
             b.op(Op::AsyncCopy { boundary, padding }, &[view, slot], &[]);
             b.op(Op::AsyncArrive { threads: 32 }, &[full, state.slot], &[]);
@@ -457,7 +467,8 @@ impl Partitioner<'_> {
         if let Some(empty) = empty {
             let (warps, lanes) = (plan.readers(group), plan.groups[group].rings[tracker].arriving_lanes());
             let operands = [vec![empty, state.slot], read_results].concat();
-            let release = Builder::new(self.func, block, loc).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
+            let op = Op::MbarrierArrive { warps, lanes, ctas: plan.releasing_ctas(group, tracker) };
+            let release = Builder::new(self.func, block, loc).op(op, &operands, &[]);
             self.func.set_place(release, last_read);
         }
         let behind: Vec<bool> = views.iter().map(|&view| stages::place_view(self.func, block, main, view)).collect();

@@ -58,7 +58,7 @@ impl Problem {
                 Some(plan) if plan.num_loops() == 1 => plan.stage_limit(&func, arch).max(depth),
                 Some(_) | None => depth,
             },
-            ring_bytes: loads.iter().map(|c| c.buffer_bytes() as u32).sum(),
+            ring_bytes: loads.iter().map(|c| func.shared_bytes(&c.buffer) as u32).sum(),
             registers: overlap::register_limit(&func, id, options),
             register_floor: overlap::register_floor(&func, region),
             tiles: Vec::new(),

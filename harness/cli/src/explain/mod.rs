@@ -51,6 +51,9 @@ pub struct Arguments {
     /// Warps (32 threads each) per block, a power of two
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_warps: Option<u32>,
+    /// CTAs of the cluster that shares each program, 1, 2, 4 or 8 (Hopper)
+    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
+    num_ctas: Option<u32>,
     /// Number of stages of software pipelines
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_stages: Option<u32>,

@@ -76,8 +76,11 @@ impl Subject {
             notes.push(format!("Assumed: {}. Change with --set.", assumed.join(", ")));
         }
         let options = Options::new(
-            arguments.num_warps.unwrap_or(config.num_warps),
-            arguments.num_stages.unwrap_or(config.num_stages),
+            [
+                arguments.num_warps.unwrap_or(config.num_warps),
+                arguments.num_ctas.unwrap_or(config.num_ctas),
+                arguments.num_stages.unwrap_or(config.num_stages),
+            ],
             arguments.max_registers.or(config.max_registers),
             target::Schedule::from(arguments.schedule).or(config.schedule).into(),
         );
@@ -102,6 +105,9 @@ impl Subject {
         let Request { constants, options, .. } = &self.request;
         let mut words: Vec<String> = constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
         words.push(format!("num_warps={}", options.num_warps));
+        if options.num_ctas != 1 {
+            words.push(format!("num_ctas={}", options.num_ctas));
+        }
         words.push(format!("num_stages={}", options.num_stages));
         words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
         let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores } = options.schedule;

@@ -39,7 +39,7 @@ class Kernel:
         """Launches the kernel.
 
         Arguments are given in order or by name, constants by name. `types` are the element types of type parameters that
-        no array determines. `options` are the compiler's: num_warps, num_stages, max_registers, asserts, fp_fusion,
+        no array determines. `options` are the compiler's: num_warps, num_ctas, num_stages, max_registers, asserts, fp_fusion,
         tma, warp_specialize, overlap, pingpong, wgmma_f32, tma_stores. `stream` is a CUDA stream: by default PyTorch's
         current one.
 

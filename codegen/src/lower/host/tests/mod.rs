@@ -165,6 +165,7 @@ fn compile_plain(func: &Func, cpu: &HostCpu) -> Artifact {
         threads: 1,
         shared_bytes: 0,
         programs_per_block: 1,
+        ctas_per_program: 1,
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: String::new(),
