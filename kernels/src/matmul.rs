@@ -56,8 +56,8 @@ constexpr_enum! {
         Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true, persistent = [false, true]),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 6, warp_specialize = true, persistent = true),
         Config(m_tile = 128, n_tile = [144, 160], k_tile = 64, num_warps = 8, num_stages = 5, warp_specialize = true, persistent = [false, true]),
-        Config(m_tile = 128, n_tile = [176, 192, 208], k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true, persistent = [false, true]),
-        Config(m_tile = 128, n_tile = [128, 160, 176, 192], k_tile = 64, num_warps = 4, num_stages = 4, warp_specialize = true, persistent = true, replicas = 2),
+        Config(m_tile = 128, n_tile = [176, 192, 208, 224], k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true, persistent = [false, true]),
+        Config(m_tile = 128, n_tile = [128, 160, 176, 192, 208], k_tile = 64, num_warps = 4, num_stages = 4, warp_specialize = true, persistent = true, replicas = 2),
         Config(m_tile = 64, n_tile = [64, 80, 96], k_tile = 128, num_warps = 4, num_stages = 5, warp_specialize = true),
         Config(m_tile = 64, n_tile = [128, 160, 192], k_tile = 64, num_warps = 4, num_stages = 6, warp_specialize = true),
         Config(m_tile = 128, n_tile = [64, 96], k_tile = 64, num_warps = 8, num_stages = 7, warp_specialize = true),
@@ -91,7 +91,7 @@ constexpr_enum! {
         Config(m_tile = 32, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
         Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
     ],
-    key = [a_col_major, b_col_major, precision, m, n, k, cut = cut([m, n, k], programs, Memory::of(C::dtype(), addend, b_col_major))],
+    key = [a_col_major, b_col_major, precision, m, n, k, cut = cut([m, n, k], programs, Memory::of([T::dtype(), C::dtype()], addend, b_col_major))],
     default = default_config,
 )]
 #[kernel(grid = grid(cdiv(m, m_tile) * cdiv(n, n_tile), persistent, programs, replicas))]
@@ -370,8 +370,9 @@ fn default_config(problem: &Problem) -> Config {
             let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
             // Code that is compiled ahead of time is for usual sizes.
             let usual = || {
-                let result = problem.dtypes.get(1).copied().unwrap_or(DType::F32);
-                let memory = Memory::of(result, Addend::None, problem.get("b_col_major").unwrap_or(false));
+                let dtype = |i: usize| problem.dtypes.get(i).copied().unwrap_or(DType::F32);
+                let memory =
+                    Memory::of([dtype(0), dtype(1)], Addend::None, problem.get("b_col_major").unwrap_or(false));
                 cut(["m", "n", "k"].map(size), SMS, memory)
             };
             return config_of_cut(problem, bytes, problem.get("cut").unwrap_or_else(usual));
@@ -479,7 +480,7 @@ const TILES: [TileTimes; 19] = [
     ([128, 160], [0.410, 4.41], Some([0.424, 1.27]), Some([0.423, 0.39])),
     ([128, 176], [0.443, 4.41], Some([0.464, 1.39]), Some([0.457, 0.45])),
     ([128, 192], [0.471, 3.82], Some([0.487, 1.29]), Some([0.488, 0.50])),
-    ([128, 208], [0.519, 4.92], Some([0.529, 1.73]), None),
+    ([128, 208], [0.519, 4.92], Some([0.529, 1.73]), Some([0.545, 0.55])),
     ([128, 224], [0.567, 4.84], Some([0.574, 1.64]), None),
     ([128, 240], [0.594, 5.00], Some([0.612, 1.69]), None),
     ([128, 256], [0.622, 4.75], Some([0.645, 1.63]), None),
@@ -490,33 +491,40 @@ const TILES: [TileTimes; 19] = [
 pub(crate) struct Memory {
     /// Bytes per element of c that are written, and read where a matrix is added.
     pub bytes: usize,
-    /// Whether threads hold a matrix to add beside the sums: the previous content of c, or another matrix that is not in
-    /// f32. (Stores load a few elements of another matrix in f32 at a time.)
-    pub held: bool,
-    /// Whether rows of b are contiguous. A buffer of 128-byte rows then has 64 columns, and a `wgmma` reads whole ones: 160
-    /// columns take two, of 128 and of 32.
+    /// The most columns of tiles whose programs take turns: their threads have twice as many sums, and hold a matrix to add
+    /// beside them (the previous content of c, or another matrix that is not in f32), or a few elements of it at a time
+    /// (another matrix in f32).
+    pub turns: usize,
+    /// Whether rows of b are contiguous. Its columns are then loaded in panels of 64, of which the last one may have fewer, a
+    /// power of two: the `wgmma` of a tile reads them all.
     pub b_rows: bool,
+    /// Whether `wgmma` reads such a b as it is loaded: if its elements have two bytes.
+    pub panels: bool,
 }
 
 impl Memory {
-    fn of(result: DType, addend: Addend, b_col_major: bool) -> Memory {
+    fn of([operand, result]: [DType; 2], addend: Addend, b_col_major: bool) -> Memory {
         let accesses = if addend == Addend::None { 1 } else { 2 };
-        let held = addend == Addend::Itself || addend == Addend::Other && result != DType::F32;
-        Memory { bytes: accesses * result.bytes(), held, b_rows: !b_col_major }
+        let turns = match addend {
+            Addend::None | Addend::Atomic => 208,
+            Addend::Other if result == DType::F32 => 192,
+            Addend::Other | Addend::Itself => 128,
+        };
+        let panels = operand.bytes() > 1;
+        Memory { bytes: accesses * result.bytes(), turns, b_rows: !b_col_major, panels }
     }
 
     /// What a step of this cut takes in units of the table's, where the cut is possible.
     fn step(self, Cut { tile: [rows, columns], programs }: Cut) -> Option<f64> {
-        /// Of those that take turns, with as many registers of sums per thread.
-        const MOST_COLUMNS_HELD: usize = 128;
-        /// A second `wgmma`, which reads a again (fit to 280 products, medians of `…-matmul-models.jsonl`).
-        const OF_TWO: f64 = 1.1;
-        if self.held && programs == Programs::Turns && columns > MOST_COLUMNS_HELD {
+        /// With a last panel that is not full (fit to 80 products, medians of `2026-11-27-h200-matmul-gradients.jsonl`).
+        const NARROW_PANEL: f64 = 1.02;
+        if programs == Programs::Turns && columns > self.turns {
             return None;
         }
-        match columns {
-            _ if !self.b_rows || columns.is_multiple_of(64) => Some(1.0),
-            160 if rows == 128 => Some(OF_TWO),
+        match columns % 64 {
+            0 => Some(1.0),
+            _ if !self.b_rows => Some(1.0),
+            16 | 32 if self.panels && rows == 128 && columns > 128 => Some(NARROW_PANEL),
             _ => None,
         }
     }
@@ -646,7 +654,7 @@ mod tests {
     use super::*;
 
     fn text([m, n, k]: [usize; 3]) -> String {
-        cut([m, n, k], SMS, Memory::of(DType::BF16, Addend::None, true)).to_const().to_string()
+        cut([m, n, k], SMS, Memory::of([DType::BF16; 2], Addend::None, true)).to_const().to_string()
     }
 
     #[test]
@@ -669,29 +677,29 @@ mod tests {
         // One round: persistent programs have nothing to hide.
         assert_eq!(text([2048, 2048, 2048]), "128x256");
         // Two rounds of 128 tiles with few steps, and of 128 with more.
-        assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160t", "128x208p"]);
+        assert_eq!([[4096, 1280, 1280], [4096, 1600, 1600]].map(text), ["128x160t", "128x208t"]);
         assert_eq!(text([usize::MAX, usize::MAX, 1]), "128x128p");
     }
 
     #[test]
     fn rows_of_b_and_wide_results_change_the_cut() {
         let text = |sizes, memory| cut(sizes, SMS, memory).to_const().to_string();
-        let rows = Memory::of(DType::BF16, Addend::None, false);
+        let rows = Memory::of([DType::BF16; 2], Addend::None, false);
         assert_eq!([[512, 1280, 5120], [4096, 2560, 2560]].map(|size| text(size, rows)), ["64x128", "128x128t"]);
         // Gradients of weights in f32. Threads hold other matrices that they add beside the sums.
-        let of = |addend| Memory::of(DType::F32, addend, true);
+        let of = |addend| Memory::of([DType::BF16, DType::F32], addend, true);
         let [stored, added, read, held] = [Addend::None, Addend::Atomic, Addend::Other, Addend::Itself].map(of);
         assert_eq!([stored.bytes, added.bytes, read.bytes], [4, 8, 8]);
         let turns = |tile| Cut { tile, programs: Programs::Turns };
-        let narrow = Memory::of(DType::BF16, Addend::Other, true);
+        let narrow = Memory::of([DType::BF16; 2], Addend::Other, true);
         assert_eq!(
             [added, read, held, narrow].map(|of| of.step(turns([128, 192])).is_some()),
             [true, true, false, false]
         );
         assert_eq!([held, rows].map(|of| of.step(turns([128, 128]))), [Some(1.0); 2]);
         assert_eq!(
-            [128, 144, 160, 192].map(|columns| rows.step(turns([128, columns])).is_some()),
-            [true, false, true, true]
+            [128, 144, 160, 176, 192, 208].map(|columns| rows.step(turns([128, columns])).is_some()),
+            [true, true, true, false, true, true]
         );
     }
 

@@ -1,6 +1,5 @@
 //! Matmuls on a GPU: of bf16 and f16 on Hopper, and f32 as three tf32 matmuls (3xTF32), by Tilewright's kernel. cuBLAS
-//! computes f32 and tf32 and large products with a row-major b, at which it is faster, and those of GPUs before Hopper,
-//! where the two have not been compared.
+//! computes f32 and tf32, at which it is faster, and products of GPUs before Hopper, where the two have not been compared.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,11 +22,6 @@ static TF32X3: AtomicBool = AtomicBool::new(false);
 pub fn set_tf32x3(enabled: bool) {
     TF32X3.store(enabled, Ordering::Relaxed);
 }
-
-/// Products with a row-major b, as of gradients, of which every extent is at least this are cuBLAS's: its thread blocks load
-/// tiles for each other (clusters). In training steps of 4096 tokens that saves 1.6 % of xl's and 1 % of medium's; in one of
-/// 512 tokens our kernel saves 1.4 % of xl's (`2026-11-27-h200-model-products.jsonl`).
-const LARGE: usize = 768;
 
 /// The matrix that is added to a product.
 #[derive(Clone, Copy)]
@@ -64,11 +58,9 @@ pub fn multiply<T: Elem + FloatElement, C: Elem + FloatElement>(
     mut d: ViewMut<'_, C>,
     shape: GemmShape,
 ) -> Result<()> {
-    let GemmShape { m, n, k } = shape;
+    let GemmShape { m, n, .. } = shape;
     let device = kernel_device(&Device::Cuda(cuda.clone()))?;
-    let faster_by_cublas = [m, n, k].into_iter().all(|extent| extent >= LARGE) && b.strides()[0] != 1;
-    let precision = precision_of_kernel::<T>(device);
-    let Some(precision) = precision.filter(|precision| *precision == Precision::Tf32x3 || !faster_by_cublas) else {
+    let Some(precision) = precision_of_kernel::<T>(device) else {
         return cublas::multiply(cuda, &a, &b, addend, &mut d, shape);
     };
     let options = Options { precision, reserved_sms: reserved_sms(), ..Options::default() };
