@@ -5,7 +5,7 @@
 //! bytes of shared memory per cycle in all, which limits the loop of a matmul before the tensor cores do: a step of 64 along K
 //! of a tile 128 × N, by two warpgroups, reads 16 KB of a for each `wgmma` and N · 256 bytes of b, and TMA writes (128 + N) · 128
 //! bytes; N = 256 takes as long as the products, N = 160 1.15 times that, and 1.35 times in two `wgmma` (H200: measured times
-//! are 1.03 to 1.2 times the larger of the two limits). So two dots that follow each other are joined where they multiply the same a, and their operands b come from rings of which each slot can
+//! are 1.03 to 1.25 times the larger of the two limits). So two dots that follow each other are joined where they multiply the same a, and their operands b come from rings of which each slot can
 //! have that of the other ring right after it.
 
 use crate::analysis::buffers::buffer_of;
