@@ -210,6 +210,9 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
 /// Values that [`CompileOptions::max_registers`] accepts. `ptxas` replaces smaller values by 24.
 pub const MAX_REGISTERS: std::ops::RangeInclusive<u32> = 24..=255;
 
+/// Values that [`CompileOptions::num_ctas`] accepts: the cluster sizes that every GPU with clusters has.
+pub const NUM_CTAS: [u32; 4] = [1, 2, 4, 8];
+
 /// Rejects options that no GPU supports. The CPU ignores these options, but rejects the same values, so that a kernel
 /// that runs on the CPU also compiles for a GPU.
 fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
@@ -221,7 +224,7 @@ fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupporte
         return refuse(message, "a block has 32 threads per warp, and at most 1024");
     }
     let ctas = options.num_ctas;
-    if !matches!(ctas, 1 | 2 | 4 | 8) {
+    if !NUM_CTAS.contains(&ctas) {
         let message = format!("num_ctas is {ctas}: expected 1, 2, 4 or 8");
         return refuse(message, "the CTAs of one cluster run a program");
     }

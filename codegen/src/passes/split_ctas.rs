@@ -15,7 +15,7 @@ use crate::analysis::access_layout::view_operands;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::memory_effects::{is_pointer, underlying_arguments, written_pointers};
 use crate::ir::nested::is_in_loop;
-use crate::ir::{AtomicOp, BinaryOp, BlockId, Builder, DType, Def, Effects, Func, Op, OpId, Type, Value};
+use crate::ir::{AtomicOp, BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// A dimension of a value.
@@ -32,11 +32,10 @@ pub fn run(func: &mut Func, ctas: u32) -> Result<(), (OpId, String)> {
     let axes = Axes::of(func);
     let ops = func.walk();
     let dot = ops.iter().copied().find(|&id| matches!(func.op(id).op, Op::Dot { .. }));
-    let stored = || ops.iter().copied().find(|&id| stored_tile(func, id).is_some_and(|v| func.ty(v).is_tensor()));
-    let (at, tile) = match (dot, stored()) {
-        (Some(id), _) => (id, func.result(id)),
-        (None, Some(id)) => (id, stored_tile(func, id).unwrap_or_else(|| func.op(id).operands[0])),
-        (None, None) => {
+    let stored = || ops.iter().find_map(|&id| Some((id, stored_tile(func, id).filter(|&v| func.ty(v).is_tensor())?)));
+    let (at, tile) = match dot.map(|id| (id, func.result(id))).or_else(stored) {
+        Some(found) => found,
+        None => {
             let first = ops.first().copied().expect("internal compiler error: a kernel without ops");
             return Err((first, "the kernel has no dot and stores no tile that CTAs could share".into()));
         }
@@ -386,7 +385,7 @@ fn rewrite(func: &mut Func, split: &HashSet<Axis>, ctas: u32) {
     let mut b = Builder::before(func, ops[0], loc);
     let rank = b.one(Op::CtaRank { ctas }, &[], Type::scalar(DType::I32));
     let zero = b.int(0, DType::I32);
-    let is_first = b.cmp(crate::ir::CmpOp::Eq, rank, zero);
+    let is_first = b.cmp(CmpOp::Eq, rank, zero);
     for (id, d, extent) in moved {
         let loc = func.op(id).loc.clone();
         match func.op(id).op.clone() {
@@ -434,8 +433,7 @@ fn weaken_hint(func: &mut Func, id: OpId, split: &HashSet<Axis>, ctas: u32) {
 fn by_first(func: &mut Func, id: OpId, is_first: Value) {
     let loc = func.op(id).loc.clone();
     let [then, otherwise]: [BlockId; 2] = [func.add_block(), func.add_block()];
-    let branch = Builder::before(func, id, loc.clone()).op_with_regions(Op::If, &[is_first], &[], &[then, otherwise]);
-    debug_assert!(func.op(branch).results.is_empty());
+    Builder::before(func, id, loc.clone()).op_with_regions(Op::If, &[is_first], &[], &[then, otherwise]);
     func.detach(id);
     func.push(then, id);
     for block in [then, otherwise] {

@@ -9,7 +9,7 @@ use tilewright_codegen::explain::Trace;
 use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
-use tilewright_codegen::pipeline::{self, MAX_REGISTERS, Observer};
+use tilewright_codegen::pipeline::{self, MAX_REGISTERS, NUM_CTAS, Observer};
 use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright_codegen::text;
@@ -238,7 +238,7 @@ impl Options {
                 "a block has 1, 2, 4, 8, 16 or 32 warps",
             ));
         }
-        if !matches!(num_ctas, 1 | 2 | 4 | 8) {
+        if !NUM_CTAS.contains(&num_ctas) {
             return Err(CliError::usage(
                 format!("--num-ctas cannot be {num_ctas}"),
                 "1, 2, 4 or 8 CTAs share a program",

@@ -6,7 +6,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyMapping, PyString};
 use tilewright::LaunchArg;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
-use tilewright::codegen::pipeline::MAX_REGISTERS;
+use tilewright::codegen::pipeline::{MAX_REGISTERS, NUM_CTAS};
 use tilewright::codegen::target::CompileOptions;
 use tilewright::kernel::ir_dtype;
 
@@ -200,7 +200,7 @@ pub fn compile_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<CompileOpt
             "num_ctas" => {
                 let expected = "1, 2, 4 or 8";
                 options.num_ctas = number(expected)?;
-                if !matches!(options.num_ctas, 1 | 2 | 4 | 8) {
+                if !NUM_CTAS.contains(&options.num_ctas) {
                     return Err(wrong(expected));
                 }
             }

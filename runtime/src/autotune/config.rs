@@ -8,6 +8,7 @@ use std::fmt;
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, ElemDef, KernelDef, ParamKind};
+use tilewright_codegen::pipeline::NUM_CTAS;
 use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 
@@ -374,7 +375,7 @@ impl Autotune {
         if !config.num_warps.is_power_of_two() || config.num_warps > 32 || config.num_stages == 0 {
             return Err("num_warps must be a power of two up to 32, and num_stages at least 1".into());
         }
-        if !matches!(config.num_ctas, 1 | 2 | 4 | 8) {
+        if !NUM_CTAS.contains(&config.num_ctas) {
             return Err(format!("num_ctas must be 1, 2, 4 or 8, not {}", config.num_ctas));
         }
         Ok(config)

@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::process::ExitCode;
 use tilewright_codegen::ir::{Func, Op, Stage};
+use tilewright_codegen::pipeline::NUM_CTAS;
 use tilewright_codegen::schedule::problem::{self, Problem};
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_codegen::{reduce, text, verify};
@@ -107,7 +108,7 @@ impl TargetArgs {
 
 fn num_ctas(text: &str) -> Result<u32, String> {
     let ctas: u32 = text.parse().map_err(|_| format!("expected a number, found `{text}`"))?;
-    matches!(ctas, 1 | 2 | 4 | 8).then_some(ctas).ok_or_else(|| "expected 1, 2, 4 or 8".into())
+    NUM_CTAS.contains(&ctas).then_some(ctas).ok_or_else(|| "expected 1, 2, 4 or 8".into())
 }
 
 fn num_warps(text: &str) -> Result<u32, String> {
