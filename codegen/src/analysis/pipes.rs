@@ -46,6 +46,7 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
     match &data.op {
         Op::ProgramId { .. }
         | Op::CtaRank { .. }
+        | Op::DynamicIndex
         | Op::NumPrograms { .. }
         | Op::Constant { .. }
         | Op::Arange { .. }
@@ -83,6 +84,8 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
         | Op::AtomicCas { .. }
         | Op::LocalLoad
         | Op::LocalStore
+        | Op::TakeIndex
+        | Op::TakenIndex
         | Op::DevicePrint { .. } => Some(Pipe::LoadStore),
         Op::LocalAlloc => (!data.operands.is_empty()).then_some(Pipe::LoadStore),
         Op::ConvertLayout => of_conversion(func, data.operands[0], data.results[0]),

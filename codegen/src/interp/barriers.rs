@@ -78,6 +78,11 @@ impl BarrierTable {
         if b.freed { Err("uses an mbarrier after it was freed".into()) } else { Ok((number, b)) }
     }
 
+    /// Arrivals of a phase of these mbarriers.
+    pub fn arrivals(&self, group: &Barriers) -> u32 {
+        self.barriers[group.first].arrivals
+    }
+
     pub fn arrive(&mut self, group: &Barriers, index: i128, count: u32) -> Result<(), String> {
         let (_, b) = self.at(group, index)?;
         if count > b.pending {

@@ -4,7 +4,7 @@
 use super::InterpError;
 use super::barriers::UsedByOthers;
 use super::machine::{Fault, Machine};
-use super::value::{Tile, Val};
+use super::value::{Barriers, Tile, Val};
 use crate::ir::{BlockId, DType, Op, OpId};
 use crate::num;
 
@@ -252,12 +252,29 @@ impl Machine<'_> {
         let off = operands.get(3).is_some_and(|switch| switch.bits() == 0);
         let passed = off || {
             let (group, index, parity) = (operands[0].barriers(), operands[1].int(), operands[2].int());
-            self.barriers.wait(group, index, parity, &mut self.shared).map_err(|e| self.error(id, e))?
+            self.is_released_by_others(id, group, index)
+                || self.barriers.wait(group, index, parity, &mut self.shared).map_err(|e| self.error(id, e))?
         };
         if passed {
             self.count_op(id)?;
         }
         Ok(passed)
+    }
+
+    /// Whether a producer waits for the release of a buffer of another program of its block, which is not interpreted.
+    fn is_released_by_others(&self, id: OpId, group: &Barriers, index: i128) -> bool {
+        let mut owners = std::iter::successors(self.func.parent_op(id), |&owner| self.func.parent_op(owner));
+        let specialized = owners.find_map(|owner| match self.func.op(owner).op {
+            Op::WarpSpecialize { warps, replicas: Some(count), .. } => Some((owner, warps, count)),
+            _ => None,
+        });
+        let Some((owner, warps, count)) = specialized.filter(|_| !self.takes_turns) else { return false };
+        // Warps of one program arrive, each once or by each thread; all warps of the block release shared buffers.
+        let arrivals = self.barriers.arrivals(group);
+        let of_one = group.count == count as usize && [warps, 32 * warps].contains(&arrivals);
+        of_one
+            && index != i128::from(self.program[0] % count)
+            && self.func.walk_from(self.func.op(owner).regions[1]).contains(&id)
     }
 
     /// Whether the turns of other programs before that of this one have ended.

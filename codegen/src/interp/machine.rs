@@ -129,7 +129,7 @@ pub(super) struct Machine<'a> {
     /// The CTAs of a cluster that run one program. Each runs as if it were a program of its own.
     ctas: u32,
     /// Coordinates and state of the running program, and the rank of its CTA.
-    program: [u32; 3],
+    pub program: [u32; 3],
     cta: u32,
     values: Vec<Option<Val>>,
     pub shared: SharedMemory,
@@ -424,6 +424,16 @@ impl<'a> Machine<'a> {
                 one(Tile::scalar(DType::I32, first as u64))
             }
             Op::CtaRank { .. } => one(Tile::scalar(DType::I32, self.cta.into())),
+            Op::DynamicIndex => Ok(vec![operands[1].clone()]),
+            Op::TakeIndex => {
+                let next = elementwise::binary(crate::ir::BinaryOp::Add, tile(1), tile(2));
+                self.shared.store(operands[4].shared(), &next);
+                none(self.barriers.arrive(operands[5].barriers(), operands[6].int(), 1)?)
+            }
+            Op::TakenIndex => {
+                let index = self.shared.load(operands[0].shared())?;
+                one(Tile::scalar(DType::I32, index.bits[0]))
+            }
             Op::NumPrograms { axis } => one(Tile::scalar(DType::I32, self.grid[*axis as usize] as u64)),
             Op::Constant { value } => {
                 let scalar = Tile::scalar(self.dtype(id), literal_bits(*value, self.dtype(id)));

@@ -436,6 +436,11 @@ op_table! {
     /// Regions *before* (carried → `condition`) and *after* (values forwarded by `condition` → carried). Operands:
     /// initial values.
     While = "while" (0..any) -> any, Regions, Tile;
+    /// The iteration that a program runs in place of iteration `index` of a loop `range(start, end, step)`: with warp
+    /// specialization the next one that no program has taken, which a counter in memory tells, else this one. All programs
+    /// together run each iteration once. Operands: pointer
+    /// to the counter (i32, 0 before and after a launch), i32 index, step and end.
+    DynamicIndex = "dynamic_index" (4..4) -> 1, Write, Tile;
     /// Ends a region and gives its values.
     Yield = "yield" (0..any) -> 0, Control, Tile;
     /// Ends the *before* region of a `while`. Operands: scalar bool, then the values for *after* or, when the loop
@@ -539,6 +544,12 @@ op_table! {
     /// Waits until the phase of that parity is complete. Operands: mbarriers, i32 index, i32 parity, optionally a bool
     /// predicate.
     MbarrierWait = "mbarrier_wait" (3..4) -> 0, Control, Async;
+    /// The producer takes the iteration of a loop that follows `index`, as `dynamic_index` describes: one thread counts it,
+    /// stores its index in shared memory, and arrives. The last take resets the counter. Operands: counter, i32
+    /// index, step and end, buffer of one i32, mbarriers, i32 index of the mbarrier.
+    TakeIndex = "take_index" (7..7) -> 0, Write, Async;
+    /// The index that a `take_index` has stored in a buffer: i32.
+    TakenIndex = "taken_index" (1..1) -> 1, Read, Async;
     /// Starts a TMA copy of a view's block to a shared buffer, issued by one thread and tracked by an mbarrier.
     /// Elements beyond the shape in a dimension of `boundary` become zeros. With `ctas`, the `ctas` CTAs of the cluster load
     /// the same block: each copies a part to the buffers of all (multicast), and completes it at the mbarriers of all.

@@ -4,12 +4,13 @@
 pub use super::carried::Carried;
 use super::diag_text;
 use super::dtype::Int;
-use super::handle::{Data, Scalar, Tile, describe};
-use super::index::Extent;
+use super::handle::{Data, Ptr, Scalar, Tile, describe};
+use super::index::{Extent, Unset};
+use super::memory::check_writable;
 use super::operand::{ArmLiteral, IntLit, Operand, broadcast, common_shape, expect_scalar, materialize};
 use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, shape, ty, yield_in};
 use crate::diag::Diagnostic;
-use crate::ir::{BinaryOp, BlockId, Def, Func, Loc, Op, Type, Value};
+use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Func, Loc, Op, Type, Value};
 use crate::num::int_range;
 use crate::verify::{MAX_REPLICAS, MAX_STAGES, MAX_UNROLL};
 use std::collections::HashSet;
@@ -27,6 +28,8 @@ pub struct Range<T: Int> {
     overlap: Option<bool>,
     split: Option<bool>,
     replicas: Option<u32>,
+    /// Pointer to the counter of taken iterations.
+    dynamic: Option<Value>,
 }
 
 /// A loop bound: an i32 or i64 scalar (also as a rank-0 tile), or a Rust integer, which becomes an i32 scalar (`i64`:
@@ -119,6 +122,32 @@ macro_rules! count_hints {
 }
 count_hints!(usize, i32, u32, IntLit);
 
+/// A counter of taken iterations: a pointer to i32, or no value.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the counter of a `dynamic` loop",
+    label = "expected an argument `InOut<i32>`"
+)]
+pub trait Counter: Copy {
+    #[doc(hidden)]
+    fn counter(self) -> Option<Value>;
+}
+impl Counter for Ptr<i32> {
+    fn counter(self) -> Option<Value> {
+        check_writable(self.writable, "dynamic");
+        Some(self.v)
+    }
+}
+impl<T: Counter> Counter for Option<T> {
+    fn counter(self) -> Option<Value> {
+        self.and_then(Counter::counter)
+    }
+}
+impl Counter for Unset {
+    fn counter(self) -> Option<Value> {
+        None
+    }
+}
+
 type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide as Widen<<C as Bound>::Elem>>::Wide;
 
 /// The integers from `start` to `end` (exclusive) in steps of `step` > 0, over which a `for` loop runs.
@@ -133,6 +162,10 @@ type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide a
 ///   the loop's loads and bounds depend on `program_id(0)` only by `program_id(0) / replicas`, and programs that follow
 ///   each other share the loads; or the loop is `range(program_id(0), end, num_programs(0))`, and the programs take turns
 ///   in the loops inside, whose bounds are the same in each iteration.
+/// - `dynamic`: with warp specialization, blocks take the iterations of the outermost loop `range(program_id(0), end,
+///   num_programs(0))` as they become free, by this counter: one i32 of memory, 0 before and after a launch. `end` is the
+///   same for all programs, and axes 1 and 2 of the grid have extent 1. Iterations do not depend on each other. With
+///   `replicas` that share loads, program id and number are divided by it.
 ///
 /// The compiler chooses each hint that is not given.
 #[track_caller]
@@ -146,6 +179,7 @@ pub fn range<A, B, C>(
     overlap: impl Hint<bool>,
     split: impl Hint<bool>,
     replicas: impl Hint<u32>,
+    dynamic: impl Counter,
 ) -> Range<Wide3<A, B, C>>
 where
     A: Bound,
@@ -188,6 +222,7 @@ where
         overlap: overlap.hint(),
         split: split.hint(),
         replicas: replicas.filter(|&count| count > 1),
+        dynamic: dynamic.counter(),
     }
 }
 
@@ -252,6 +287,30 @@ fn check_constants<S: Carried>(loc: &Loc, names: &[&str], [first, second]: [&S::
     }
 }
 
+/// Fails with a message where iterations cannot run in any order, or their counter cannot count them.
+fn check_dynamic<T: Int>(loc: &Loc, range: &Range<T>, carried: &[Type]) {
+    if range.dynamic.is_none() {
+        return;
+    }
+    let message = |text: &str, label: &str, help: &str| {
+        fail(Diagnostic::new(text.to_string(), loc.clone()).label(label.to_string()).help(help.to_string()))
+    };
+    if T::dtype() != DType::I32 {
+        message(
+            "the index of a `dynamic` loop is an i32",
+            "this one is an i64",
+            "give it bounds and a step of type i32",
+        );
+    }
+    if !carried.is_empty() {
+        message(
+            "a `dynamic` loop carries no values: its iterations run in any order",
+            "variables are assigned inside that live outside",
+            "compute them from the index",
+        );
+    }
+}
+
 /// `for i in range(…)`: records `body` once, with `state` as the loop-carried values.
 #[doc(hidden)]
 #[track_caller]
@@ -268,9 +327,33 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     let carried = types_of(&init);
     let mut params = vec![Type::scalar(T::dtype())];
     params.extend(carried.iter().cloned());
+    let step = range.step.value();
+    let end = clamped_end(range.end.value(), step);
+    check_dynamic::<T>(&loc, &range, &carried);
+    if range.dynamic.is_some() {
+        // The counter counts for all programs of the launch.
+        for axis in [1, 2] {
+            emit(|b| {
+                let (count, one) = (b.num_programs(axis), b.int(1, DType::I32));
+                let is_one = b.cmp(CmpOp::Eq, count, one);
+                b.op(Op::Assume, &[is_one], &[]);
+            });
+        }
+    }
     let (block, next) = region(&params, |values| {
         let inner = S::rebuild(&state, &mut values[1..].iter().copied());
-        body(Scalar::from_value(values[0]), inner).into_handle()
+        let index = match range.dynamic {
+            Some(counter) => {
+                let index =
+                    emit(|b| b.op(Op::DynamicIndex, &[counter, values[0], step, end], &[Type::scalar(DType::I32)]));
+                emit(|b| {
+                    b.func.set_loc(index, loc.clone());
+                    b.func.result(index)
+                })
+            }
+            None => values[0],
+        };
+        body(Scalar::from_value(index), inner).into_handle()
     });
     let mut results = Vec::new();
     S::values(&next, &mut results);
@@ -279,8 +362,7 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
     check_constants::<S>(&loc, names, [&state, &next], "before the loop", "after one iteration");
     yield_in(block, &results);
-    let (end, step) = (range.end.value(), range.step.value());
-    let mut operands = vec![range.start.value(), clamped_end(end, step), step];
+    let mut operands = vec![range.start.value(), end, step];
     operands.extend(&init);
     let Range { num_stages, unroll, warp_specialize, overlap, split, replicas, .. } = range;
     let op = Op::For { num_stages, unroll, warp_specialize, overlap, split, replicas };

@@ -13,6 +13,7 @@
 //! [`choose()`] makes the schedule. `specialize_warps`, `pipeline_loads` and `rotate_loops` carry it out.
 
 pub mod candidates;
+pub mod dynamic;
 mod exchange;
 pub mod overlap;
 pub mod partitions;
@@ -53,6 +54,7 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
             exchange::place(func, id, plan, arch);
         }
     }
+    notes.extend(dynamic::notes(func, plan.as_ref()));
     if let Some(plan) = &plan {
         plan.place_around(func);
     }

@@ -1,6 +1,7 @@
 //! The partitions of a warp-specialized kernel: which loads a producer warp performs, for consumer warpgroups.
 
 use super::candidates::{Candidate, find_candidates, operand_loads, scheduled_loads, tma_can_load};
+use super::dynamic;
 use super::overlap::Prefetch;
 use super::prefetch::reads_ring;
 use super::slice::Slice;
@@ -83,6 +84,8 @@ pub struct Plan {
     pub ctas: u32,
     /// How the programs of a block take turns, if the loads of loops differ between them.
     pub turns: Option<Turns>,
+    /// The loop whose iterations the producer takes ([`super::dynamic`]), and its `dynamic_index`.
+    pub dynamic: Option<(OpId, OpId)>,
     /// The number of blocks per SM for which shared memory suffices.
     blocks_that_fit: u32,
     /// The maximum number of registers per thread at launch.
@@ -226,13 +229,14 @@ impl Plan {
             replicas: replicas(func, options)?,
             ctas: ctas(func),
             turns: None,
+            dynamic: None,
             blocks_that_fit: 1,
             max_registers,
         };
         let regions: Vec<BlockId> = blocks.iter().map(|(block, _)| *block).collect();
         for (block, loads) in blocks {
             let once = is_around(func, block, &regions);
-            let rings = rings(func, &loads, options.schedule.tma != Some(false))?;
+            let rings = rings(func, &loads, options.schedule.tma != Some(false), once)?;
             // The buffers of blocks around each other are in use at the same time.
             let is_apart = |number: usize| {
                 let mut users = plan.blocks.iter().filter(|(_, (group, _))| *group == number);
@@ -256,6 +260,8 @@ impl Plan {
         } else if plan.ctas > 1 {
             plan.find_multicasts(func)?;
         }
+        let mut indices = func.walk().into_iter().filter(|&id| func.op(id).op == Op::DynamicIndex);
+        plan.dynamic = indices.find_map(|id| Some((dynamic::outer_loop(func, id, &plan).ok()?, id)));
         Ok(plan)
     }
 
@@ -323,8 +329,8 @@ impl Plan {
                 ));
             }
             let varies = slice.varies(func, load);
-            let RingGroup { once, is_refilled, .. } = self.groups[group];
-            let can_differ = once && !is_refilled && slice.is_computed_by_ops(func, func.op(load).operands[0]);
+            let RingGroup { once, .. } = self.groups[group];
+            let can_differ = once && slice.is_computed_by_ops(func, func.op(load).operands[0]);
             if varies && !can_differ {
                 return Err(format!("replicas is {replicas}, and the address of the load at {loc} {help}"));
             }
@@ -406,7 +412,13 @@ impl Plan {
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
         // Plus 1 KB for mbarriers and for the padding between small buffers.
         let own = self.of_all_programs(self.other_bytes(func) + self.scratch_bytes(func, false));
+        let own = own + self.bytes_of_index();
         (own + self.ring_bytes(func, true) + 1024, self.ring_bytes(func, false))
+    }
+
+    /// Bytes of the buffer for the index of the next iteration, with its alignment.
+    fn bytes_of_index(&self) -> u32 {
+        if self.dynamic.is_some() { 1024 } else { 0 }
     }
 
     /// Bytes of shared memory when the rings are no longer used.
@@ -475,7 +487,7 @@ impl Plan {
         let rings = self.ring_bytes(func, true) + self.stages * self.ring_bytes(func, false);
         let stores = warp_box::buffers(func).1;
         let own = self.of_all_programs(buffers + stores + self.scratch_bytes(func, false) + more);
-        let bytes = own + 1024 + rings;
+        let bytes = own + 1024 + rings + self.bytes_of_index();
         (arch.max_shared_bytes() + 1024) / (bytes + 1024) >= self.blocks_that_fit.max(1)
     }
 
@@ -558,7 +570,7 @@ pub fn buffer_bytes(func: &Func, ty: &Type) -> u32 {
 ///
 /// # Errors
 /// The operand of a dot that TMA does not load.
-fn rings(func: &Func, loads: &[Candidate], allow_tma: bool) -> Result<Vec<Ring>, String> {
+fn rings(func: &Func, loads: &[Candidate], allow_tma: bool, once: bool) -> Result<Vec<Ring>, String> {
     let mut rings: Vec<Ring> = Vec::new();
     let dots: Vec<HashSet<OpId>> = loads.iter().map(|c| dots_of(func, c)).collect();
     for (number, c) in loads.iter().enumerate() {
@@ -572,7 +584,8 @@ fn rings(func: &Func, loads: &[Candidate], allow_tma: bool) -> Result<Vec<Ring>,
         let with_dot = (0..number).find(|&other| !dots[other].is_disjoint(&dots[number]));
         let with_large = || rings.last().map(|last| last.tracker).filter(|&tracker| is_large(&rings[tracker]));
         let tracker = with_dot.map(|other| rings[other].tracker).or_else(with_large);
-        let tracker = tracker.filter(|&tracker| c.tma && rings[tracker].tma).unwrap_or(number);
+        // A load around loops may come after one of them.
+        let tracker = tracker.filter(|&tracker| !once && c.tma && rings[tracker].tma).unwrap_or(number);
         rings.push(Ring { buffer: c.buffer.clone(), bytes, tma: c.tma, tracker, multicast: false });
     }
     Ok(rings)

@@ -202,6 +202,7 @@ impl Slice {
         let data = func.op(id);
         match data.op {
             Op::Load { .. } => self.written.is_disjoint(&memory_effects::underlying_pointers(func, data.operands[0])),
+            Op::DynamicIndex => true,
             _ => data.op.effects() == Effects::Pure,
         }
     }

@@ -103,7 +103,7 @@ fn varying_outside(func: &Func, slice: &Slice, outer: OpId, inside: &HashSet<Val
 }
 
 /// Whether a value is the result of this op, or a cast of it.
-fn is(func: &Func, v: Value, op: &Op) -> bool {
+pub(super) fn is(func: &Func, v: Value, op: &Op) -> bool {
     match func.def_op(v).map(|id| func.op(id)) {
         Some(data) if data.op == Op::Cast => is(func, data.operands[0], op),
         Some(data) => data.op == *op,

@@ -78,6 +78,7 @@ pub(super) struct BulkCopy {
 impl<'a> Block<'a> {
     /// Executes assembly of barriers and TMA loads. `None` if the assembly is something else, `Some(false)` if the
     /// thread waits.
+    #[expect(clippy::too_many_lines, reason = "one arm per instruction")]
     pub(super) fn barrier_asm(
         &mut self,
         t: usize,
@@ -86,6 +87,12 @@ impl<'a> Block<'a> {
         global: &mut Global,
     ) -> Result<Option<bool>, String> {
         let arg = |this: &Self, i: usize| this.bits(t, operand(args, i)?);
+        if text.starts_with("@$0 mbarrier.arrive.shared::cta.b64 ") {
+            if arg(self, 0)? & 1 == 1 {
+                self.arrive(t, arg(self, 1)?)?;
+            }
+            return Ok(Some(true));
+        }
         let guarded = text.strip_prefix("@$0 ").filter(|text| text.starts_with("cp.async.bulk.prefetch."));
         let unguarded = guarded.unwrap_or(text).trim_start_matches("{.reg .pred done; again: ");
         let in_cluster = unguarded.strip_prefix("{.reg .b32 at; mapa.shared::cluster.u32 at, $0, $1; ");

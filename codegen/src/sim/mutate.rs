@@ -107,6 +107,7 @@ fn class(line: &str) -> Option<Class> {
         () if has("\"fence.mbarrier_init") => Class::InitFence,
         () if has(EXPECT) => Class::Expect,
         () if has("\"mbarrier.arrive")
+            || has("\"@$0 mbarrier.arrive")
             || has("\"cp.async.mbarrier.arrive")
             || has("mbarrier.arrive.shared::cluster") =>
         {

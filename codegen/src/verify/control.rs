@@ -1,7 +1,7 @@
 //! Type rules of loops, branches and debugging ops.
 
-use super::{Check, OpCx, Rule, same_types};
-use crate::ir::{DType, Type};
+use super::{Check, OpCx, Rule, barriers, same_types};
+use crate::ir::{DType, Elem, Type};
 
 /// Maximum number of pipeline stages.
 pub(crate) const MAX_STAGES: u32 = 16;
@@ -31,6 +31,35 @@ pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>, 
     same_types(Rule::ResultTypes, "the results of `for`", carried, &cx.results())?;
     same_types(Rule::RegionParams, "the parameters (index, then carried values)", &params, &cx.params(0))?;
     same_types(Rule::RegionResults, "the values that the loop yields", carried, &cx.terminator_types(0))
+}
+
+pub(super) fn dynamic_index(cx: &OpCx) -> Check {
+    let i32 = Type::scalar(DType::I32);
+    cx.operand_is(0, "the counter", &Type::Scalar(Elem::Ptr(DType::I32)))?;
+    for (operand, what) in [(1, "the index"), (2, "the step"), (3, "the end")] {
+        cx.operand_is(operand, what, &i32)?;
+    }
+    if cx.results().is_empty() { Ok(()) } else { cx.result_is(0, &i32) }
+}
+
+pub(super) fn take_index(cx: &OpCx) -> Check {
+    dynamic_index(cx)?;
+    index_buffer(cx, 4)?;
+    barriers::barrier(cx, 5)
+}
+
+pub(super) fn taken_index(cx: &OpCx) -> Check {
+    index_buffer(cx, 0)?;
+    cx.result_is(0, &Type::scalar(DType::I32))
+}
+
+fn index_buffer(cx: &OpCx, operand: usize) -> Check {
+    cx.operand_where(
+        operand,
+        "the buffer",
+        "a shared buffer of one i32",
+        |ty| matches!(ty, Type::Shared { shape, elem: DType::I32, .. } if *shape == [1]),
+    )
 }
 
 pub(super) fn if_else(cx: &OpCx) -> Check {

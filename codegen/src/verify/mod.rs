@@ -283,6 +283,9 @@ fn op_types(cx: &OpCx) -> Check {
         Op::For { num_stages, unroll, warp_specialize: _, overlap: _, split: _, replicas } => {
             control::for_loop(cx, *num_stages, *unroll, *replicas)
         }
+        Op::DynamicIndex => control::dynamic_index(cx),
+        Op::TakeIndex => control::take_index(cx),
+        Op::TakenIndex => control::taken_index(cx),
         Op::If => control::if_else(cx),
         Op::While => control::while_loop(cx),
         // Checked with the op that owns the region.

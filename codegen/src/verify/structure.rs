@@ -39,6 +39,9 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::Cmp(_)
         | Op::ProgramId { .. }
         | Op::CtaRank { .. }
+        | Op::DynamicIndex
+        | Op::TakeIndex
+        | Op::TakenIndex
         | Op::NumPrograms { .. }
         | Op::Constant { .. }
         | Op::Arange { .. }

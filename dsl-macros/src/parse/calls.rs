@@ -217,7 +217,8 @@ functions! {
     randint(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     randint4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     range(start: Operand, end: Operand, step: Operand = One, num_stages: Operand = Unset, unroll: Operand = Unset,
-        warp_specialize: Plain = Unset, overlap: Plain = Unset, split: Plain = Unset, replicas: Operand = Unset);
+        warp_specialize: Plain = Unset, overlap: Plain = Unset, split: Plain = Unset, replicas: Operand = Unset,
+        dynamic: Plain = Unset);
     static_range(start: Operand, end: Operand, step: Operand = One);
     assume(condition: Plain);
     multiple_of(x: Plain, n: Operand);

@@ -204,6 +204,11 @@ impl Builder<'_> {
                 Op::Load { .. } => self.pointers(data, data.operands.get(1)),
                 Op::Store { .. } | Op::AtomicRmw { .. } => self.pointers(data, data.operands.get(2)),
                 Op::AtomicCas { .. } => self.pointers(data, data.operands.get(3)),
+                Op::DynamicIndex => {
+                    self.pointers(data, None);
+                    let (value, before_end) = (data.results[0], Bound::Below(data.operands[3], 1));
+                    self.facts.extend(self.sums.then_some(Fact { value, axes: Vec::new(), bound: before_end }));
+                }
                 Op::For { .. } => {
                     self.require_loop_bounds(data);
                     let value = func.block(data.regions[0]).params[0];
@@ -589,6 +594,8 @@ impl Builder<'_> {
         match data.op {
             Op::ProgramId { axis } => self.push(Node::ProgramId(axis as usize)),
             Op::NumPrograms { axis } => self.push(Node::NumPrograms(axis as usize)),
+            // The index of any iteration.
+            Op::DynamicIndex => self.node(data.operands[1], axes),
             Op::CtaRank { ctas } => self.push(Node::Known(Interval { low: 0, high: i128::from(ctas) - 1 })),
             Op::Arange { start, end } => {
                 self.push(Node::Known(Interval { low: start.into(), high: i128::from(end) - 1 }))

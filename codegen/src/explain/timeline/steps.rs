@@ -40,6 +40,8 @@ fn of_block(func: &Func, block: BlockId, has_barrier: &dyn Fn(OpId) -> bool, fou
             found.extend([Step::Arrive(id), Step::Sync(id)]);
         }
         match data.op {
+            // Copies of one iteration: the first one fills a buffer of the loop around.
+            Op::If if data.results.is_empty() && loads(func, data.regions[0]) => {}
             Op::If => {
                 of_block(func, data.regions[0], has_barrier, found);
                 let yields = &func.op(func.terminator(data.regions[0])).operands;
@@ -49,6 +51,10 @@ fn of_block(func: &Func, block: BlockId, has_barrier: &dyn Fn(OpId) -> bool, fou
             _ => found.push(Step::Op(id)),
         }
     }
+}
+
+fn loads(func: &Func, block: BlockId) -> bool {
+    func.walk_from(block).into_iter().any(|id| matches!(func.op(id).op, Op::TmaLoad { .. }))
 }
 
 /// How many iterations a slot of a ring lags behind the loop's own: 0 for a value that advances with the loop, 1 for

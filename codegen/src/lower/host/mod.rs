@@ -158,6 +158,7 @@ impl Lowering<'_> {
     }
 
     /// Lowers one op that is not fused. Only loops and branches release their operands themselves.
+    #[expect(clippy::too_many_lines, reason = "one arm per op")]
     fn op(&mut self, id: OpId) -> Result<()> {
         let func = self.func;
         let data = func.op(id);
@@ -174,6 +175,10 @@ impl Lowering<'_> {
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd => {
                 let operands: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
                 let name = self.apply(id, 1, &operands);
+                self.scalars.insert(data.results[0], name);
+            }
+            Op::DynamicIndex => {
+                let name = self.scalar(data.operands[1]);
                 self.scalars.insert(data.results[0], name);
             }
             Op::Hint { .. } => {
@@ -224,6 +229,8 @@ impl Lowering<'_> {
                 panic!("internal compiler error: `{}` inside a block; please report this", data.op.mnemonic())
             }
             Op::CtaRank { .. }
+            | Op::TakeIndex
+            | Op::TakenIndex
             | Op::ConvertLayout
             | Op::LocalAlloc
             | Op::LocalLoad

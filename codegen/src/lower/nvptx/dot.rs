@@ -404,8 +404,20 @@ impl Lowering<'_> {
         f: impl FnOnce(&mut super::emit::Emitter, &super::threads::Threads) -> Val,
     ) -> Val {
         let v = f(&mut self.e, &self.threads);
+        let shuffle = self.uniform_shuffle(&v);
+        self.e.hoist(shuffle)
+    }
+
+    /// A number that is equal in all lanes of a warp, marked as such for ptxas: without the mark, it would not keep what depends on it,
+    /// such as the trip count of a loop and what is carried through it, in uniform registers.
+    pub(super) fn marked_uniform(&mut self, v: &str) -> Val {
+        let shuffle = self.uniform_shuffle(v);
+        self.e.inst(shuffle)
+    }
+
+    fn uniform_shuffle(&mut self, v: &str) -> String {
         self.e.declare("declare i32 @llvm.nvvm.shfl.sync.idx.i32(i32, i32, i32, i32)");
-        self.e.hoist(format!("call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {v}, i32 0, i32 31)"))
+        format!("call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {v}, i32 0, i32 31)")
     }
 
     /// An operand of `wgmma` in shared memory, whose dimension `k_axis` is K.

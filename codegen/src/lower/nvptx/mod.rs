@@ -476,6 +476,7 @@ impl<'f> Lowering<'f> {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm per op")]
     fn op(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         match &data.op {
@@ -505,6 +506,12 @@ impl<'f> Lowering<'f> {
             | Op::Reshape
             | Op::Join
             | Op::Split => self.rename(id),
+            Op::DynamicIndex => {
+                let index = self.regs(data.operands[1]);
+                self.set(data.results[0], index.to_vec());
+            }
+            Op::TakeIndex => self.take_index(id),
+            Op::TakenIndex => self.taken_index(id),
             Op::Hint { .. } => {
                 let regs = self.regs(data.operands[0]);
                 self.set(data.results[0], regs.to_vec());

@@ -329,7 +329,9 @@ impl SharedPlan {
                     }
                 }
                 let bytes = func.shared_bytes(ty) as u32;
-                let filled = data.operands.is_empty() && !self.stored.contains_key(&id);
+                let is_read = |used: &crate::ir::Use| func.op(used.op).op == Op::TakenIndex;
+                let holds_index = func.uses(func.result(id)).iter().any(is_read);
+                let filled = data.operands.is_empty() && !self.stored.contains_key(&id) && !holds_index;
                 let contents = if filled { Contents::Ring } else { Contents::Buffer };
                 allocations.push(Allocation { op: id, bytes, align: BUFFER_ALIGN, first: i, last, contents });
             }
@@ -409,14 +411,15 @@ impl SharedPlan {
         }
     }
 
-    /// The numbers of the ops of a producer that uses no shared memory but the rings that it fills: consumers have waited
+    /// The numbers of the ops of a producer that accesses no shared memory but the rings that it fills: consumers have waited
     /// for all copies when they have read their last buffer, so they may then store something else there. Not if
     /// consumers of other programs may still read.
     fn producer_of_reused(&self, func: &Func, number: &HashMap<OpId, usize>) -> std::ops::Range<usize> {
         let specialize = number.keys().find(|&&id| matches!(func.op(id).op, Op::WarpSpecialize { .. }));
         let Some(&id) = specialize.filter(|_| super::replicas(func) == 1) else { return 0..0 };
         let ops = func.walk_from(func.op(id).regions[1]);
-        let takes_memory = |&id: &OpId| func.op(id).op == Op::LocalAlloc || scratch::bytes(func, id) > 0;
+        let takes_memory =
+            |&id: &OpId| matches!(func.op(id).op, Op::LocalAlloc | Op::TakeIndex) || scratch::bytes(func, id) > 0;
         if ops.iter().any(takes_memory) {
             return 0..0;
         }

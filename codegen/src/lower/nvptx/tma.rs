@@ -138,7 +138,20 @@ impl Lowering<'_> {
         }
         self.warp_barrier();
         let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
-        self.when(Some(first), |this| this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
+        if !self.is_last_of_region(id) {
+            return self.when(Some(first), |this| this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
+        }
+        // Predicated: a branch would end where the paths around the region meet, and ptxas would take what they give, such as
+        // the slots of rings that a loop around carries, for values that differ between threads: it would keep no
+        // descriptors of `wgmma` in uniform registers.
+        self.e.void(format!(
+            "call void asm sideeffect \"@$0 mbarrier.arrive.shared::cta.b64 _, [$1];\", \"b,r,~{{memory}}\"(i1 {first}, ptr addrspace(3) {p}) #1"
+        ));
+    }
+
+    fn is_last_of_region(&self, id: OpId) -> bool {
+        let ops = &self.func.block(self.func.parent_block(id)).ops;
+        self.func.position(id) + 2 == ops.len()
     }
 
     /// Arrives at the mbarriers at this address of all CTAs of the cluster: lane `i` of a warp at that of rank `i`, or each lane
@@ -159,6 +172,40 @@ impl Lowering<'_> {
         let lane = self.threads.lane.clone();
         let first = self.e.hoist(format!("icmp ult i32 {lane}, {ctas}"));
         self.when(Some(first), |this| arrive(this, &lane));
+    }
+
+    /// Takes the next iteration of a loop for the block, by one thread.
+    pub(super) fn take_index(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let [counter, _, step, end, buffer, ..] = [0, 1, 2, 3, 4].map(|i| self.scalar(data.operands[i]));
+        let barrier = self.mbarrier_at(data.operands[5], data.operands[6]);
+        let leader = self.leader();
+        // All threads of the warp have read the index before.
+        self.warp_barrier();
+        self.when(Some(leader), |this| {
+            let before =
+                this.e.inst(format!("atomicrmw add ptr addrspace(1) {counter}, i32 1 syncscope(\"device\") monotonic"));
+            // A take follows each iteration that runs, so there are `end` of them.
+            let last = this.e.inst(format!("sub i32 {end}, 1"));
+            let is_last = this.e.inst(format!("icmp eq i32 {before}, {last}"));
+            this.when(Some(is_last), |this| {
+                this.e
+                    .inst(format!("atomicrmw xchg ptr addrspace(1) {counter}, i32 0 syncscope(\"device\") monotonic"));
+            });
+            let next = this.e.inst(format!("add i32 {step}, {before}"));
+            let at = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {buffer}"));
+            this.e.void(format!("store i32 {next}, ptr addrspace(3) {at}"));
+            this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &barrier);
+        });
+    }
+
+    pub(super) fn taken_index(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let buffer = self.scalar(data.operands[0]);
+        let at = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {buffer}"));
+        let index = self.e.inst(format!("load i32, ptr addrspace(3) {at}"));
+        let index = self.marked_uniform(&index);
+        self.set(data.results[0], vec![index]);
     }
 
     /// Emits a barrier of all threads of the cluster.

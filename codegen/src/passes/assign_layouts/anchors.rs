@@ -277,6 +277,7 @@ impl<'f> Assignments<'f> {
             | Op::Broadcast
             | Op::ProgramId { .. }
             | Op::CtaRank { .. }
+            | Op::DynamicIndex
             | Op::NumPrograms { .. }
             | Op::MakeView { .. }
             | Op::Advance
@@ -306,6 +307,8 @@ impl<'f> Assignments<'f> {
             | Op::FenceAsyncShared
             | Op::BlockBarrier { .. }
             | Op::ClusterBarrier
+            | Op::TakeIndex
+            | Op::TakenIndex
             | Op::MbarrierAlloc { .. }
             | Op::MbarrierFree
             | Op::MbarrierExpect { .. }

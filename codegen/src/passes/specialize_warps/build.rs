@@ -1,5 +1,7 @@
 //! Builds the consumer and the producer partition.
 
+mod dynamic;
+mod refills;
 mod turns;
 
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Func, Loc, Op, OpId, Type, Value};
@@ -32,6 +34,10 @@ struct Partitioner<'a> {
     rings: Vec<Vec<RingValues>>,
     /// If programs take turns: by how much `program_id(0)` of the one for which the producer loads is above the first's.
     apart: Option<Value>,
+    /// How the producer of a dynamic loop tells consumers which iteration follows.
+    taken: Option<dynamic::Taken>,
+    /// Loads that the producer issues after the first one of the loops that follow.
+    refills: Option<refills::Refills>,
     loc: Loc,
 }
 
@@ -39,7 +45,8 @@ struct Partitioner<'a> {
 pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let loc = func.loc.clone();
     let (consume, produce, head) = (func.add_block(), func.add_block(), func.add_block());
-    let mut partitioner = Partitioner { func, plan, slice, rings: Vec::new(), apart: None, loc };
+    let mut partitioner =
+        Partitioner { func, plan, slice, rings: Vec::new(), apart: None, taken: None, refills: None, loc };
     partitioner.rings(head);
 
     let mut start = partitioner.states(produce, 1);
@@ -109,6 +116,7 @@ impl Partitioner<'_> {
             }
             self.rings.push(values);
         }
+        self.taken = self.plan.dynamic.map(|_| self.allocate_taken(block));
         // Other CTAs of the cluster copy to the buffers, and arrive at the mbarriers.
         let barrier =
             if self.plan.multicasts() { Op::ClusterBarrier } else { Op::BlockBarrier { id: 0, threads: None } };
@@ -170,12 +178,12 @@ impl Partitioner<'_> {
     fn produce(&mut self, from: BlockId, to: BlockId, states: &mut [State], map: &mut HashMap<Value, Value>) {
         for id in self.func.block(from).ops.clone() {
             if self.slice.loads.contains(&id) {
-                let (group, _) = self.ring_of(id);
-                match self.plan.groups[group].replicated {
-                    true => self.produce_for_each(to, id, states, map),
-                    false => self.produce_load(to, id, states, map),
+                match self.is_refill(id) {
+                    true => self.defer_refill(to, id, states, map),
+                    false => self.produce_loads(to, id, states, map),
                 }
-            } else if self.slice.ops.contains(&id) {
+                self.refill_in_loop(from, to, states, map);
+            } else if self.slice.ops.contains(&id) && self.plan.dynamic.is_none_or(|(_, index)| index != id) {
                 let data = self.func.op(id).clone();
                 let operands = data.operands.iter().map(|v| *map.get(v).unwrap_or(v)).collect();
                 let types = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
@@ -187,14 +195,26 @@ impl Partitioner<'_> {
                 }
                 map.extend(data.results.iter().copied().zip(results));
             } else if self.slice.control.contains(&id) {
+                self.refill_before(id, to, states, map);
                 match self.func.op(id).op {
+                    Op::For { .. } if self.is_dynamic(id) => self.produce_dynamic(id, to, states, map),
                     Op::For { .. } => self.produce_loop(id, to, states, map),
                     _ => self.produce_if(id, to, states, map),
                 }
             }
         }
+        self.refill_after_loops(from, to, states, map);
         if let Some(&(group, _)) = self.plan.blocks.get(&from) {
             states[group] = self.advance(to, group, states[group]);
+        }
+    }
+
+    /// A load, or one for each program of the block where these differ.
+    fn produce_loads(&mut self, to: BlockId, id: OpId, states: &[State], map: &HashMap<Value, Value>) {
+        let (group, _) = self.ring_of(id);
+        match self.plan.groups[group].replicated {
+            true => self.produce_for_each(to, id, states, map),
+            false => self.produce_load(to, id, states, map),
         }
     }
 
@@ -223,10 +243,12 @@ impl Partitioner<'_> {
         for (&g, pair) in groups.iter().zip(carried[kept.len()..].chunks(2)) {
             inner[g] = State { slot: pair[0], parity: pair[1] };
         }
+        self.enter_loop(from, region, index, operands[0]);
         match self.has_turns(id) {
             true => self.produce_turns(id, region, [index, operands[1]], &mut inner, map),
             false => self.produce(from, region, &mut inner, map),
         }
+        self.leave_loop(from, to, [operands[0], operands[1]]);
         let last = *self.func.block(from).ops.last().expect("internal compiler error: an empty loop");
         let yields = self.func.op(last).operands.clone();
         let mut values: Vec<Value> = kept.iter().map(|&i| at(map, yields[i])).collect();
@@ -369,6 +391,7 @@ impl Partitioner<'_> {
                 continue;
             }
             match self.func.op(id).op {
+                Op::For { .. } if self.is_dynamic(id) => self.consume_dynamic(id, &groups, states),
                 Op::For { .. } => self.consume_loop(id, &groups, states),
                 _ => self.consume_if(id, &groups, states),
             }
