@@ -204,8 +204,9 @@ fn attention_output(rows: usize) -> HostTensor {
 }
 
 /// Lists the arguments: tensors, the lengths, the scale, the numbers of the modifiers, the strides of the tensors with
-/// four dimensions, and batch, heads, heads of the keys and entries, which are 1.
-fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Arg> {
+/// four dimensions, and batch, heads, heads of the keys and entries, which are 1. `programs` is the argument of the
+/// forward kernel.
+fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize, programs: Option<i64>) -> Vec<Arg> {
     let strides = |arg: &Arg| match arg {
         Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
         _ => Vec::new(),
@@ -214,16 +215,21 @@ fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Ar
     let lengths = [Arg::Int(queries as i64), Arg::Int(keys as i64)];
     let numbers = lengths.into_iter().chain([Arg::Float(1.0 / (D as f32).sqrt()), Arg::Int(0), Arg::Float(0.0)]);
     let extents = std::iter::repeat_n(1, 4).map(Arg::Int);
-    tensors.into_iter().chain(numbers).chain(strides).chain(extents).collect()
+    tensors.into_iter().chain(numbers).chain(programs.map(Arg::Int)).chain(strides).chain(extents).collect()
 }
 
 fn forward(name: &'static str, arch: GpuArch, q_tile: usize, options: &CompileOptions) -> Case {
-    forward_of(name, arch, q_tile, 1, &[], options)
+    forward_of(name, arch, [q_tile; 2], 1, &[], options)
 }
 
 /// Two programs that share loads, each with its own Q.
 fn forward_replicated(name: &'static str, options: &CompileOptions) -> Case {
-    forward_of(name, GpuArch::Sm90a, 64, 2, &[], options)
+    forward_of(name, GpuArch::Sm90a, [64, 128], 2, &[], options)
+}
+
+/// As [`forward_replicated`]; the block takes three tiles by a counter.
+fn forward_persistent(name: &'static str, options: &CompileOptions) -> Case {
+    forward_of(name, GpuArch::Sm90a, [64, 330], 2, &[], options)
 }
 
 /// Packed sequences: two loops over masked tiles, and one over full ones, whose trip counts come from memory.
@@ -233,18 +239,18 @@ fn forward_packed(name: &'static str, options: &CompileOptions) -> Case {
     let end = (0..queries).map(|row| if row < 30 { 250 } else { 260 + row / 2 });
     // The kernel does not read the ranges of rows.
     let ranges: Vec<usize> = first.chain(end).chain(std::iter::repeat_n(0, 2 * keys)).collect();
-    forward_of(name, GpuArch::Sm90a, queries, 1, &ranges, options)
+    forward_of(name, GpuArch::Sm90a, [queries; 2], 1, &ranges, options)
 }
 
 fn forward_of(
     name: &'static str,
     arch: GpuArch,
-    q_tile: usize,
+    [q_tile, queries]: [usize; 2],
     replicas: usize,
     ranges: &[usize],
     options: &CompileOptions,
 ) -> Case {
-    let (queries, keys) = (q_tile * replicas, 304);
+    let keys = 304;
     let random = &mut Random::new(3);
     let tensors = vec![
         Arg::In(attention_tensor(queries, random)),
@@ -252,12 +258,13 @@ fn forward_of(
         Arg::In(attention_tensor(keys, random)),
         Arg::Out(attention_output(queries)),
         Arg::Out(HostTensor::poisoned(DType::F32, &[queries], &[1])),
+        Arg::Out(HostTensor::indices(&[0])),
         Arg::In(HostTensor::indices(ranges)),
         Arg::In(HostTensor::indices(&[])),
     ];
-    let args = attention_arguments(tensors, queries, keys);
+    let args = attention_arguments(tensors, queries, keys, Some(1));
     let mask = MaskMod(if ranges.is_empty() { &DENSE } else { &DOCUMENTS });
-    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize, replicas = replicas, mask = mask };
+    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize, replicas = replicas, mask = mask, persistent = queries > q_tile * replicas };
     let grid = [replicas as u32, 1, 1];
     Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, grid, args, arch, options)
 }
@@ -285,7 +292,7 @@ fn dkdv(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOpti
     let sum_rows = queries.next_multiple_of(DQ_SUM_ROWS);
     let zeros = HostTensor::of(DType::F32, &[sum_rows, D], &[D, 1], &vec![0.0; sum_rows * D]);
     tensors.extend([Arg::Out(attention_output(keys)), Arg::Out(attention_output(keys)), Arg::Out(zeros)]);
-    let args = attention_arguments(tensors, queries, keys);
+    let args = attention_arguments(tensors, queries, keys, None);
     let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass };
     Case::new(name, &FLASH_ATTENTION_BWD_DKDV, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
 }
@@ -294,7 +301,7 @@ fn dq(name: &'static str, arch: GpuArch, tile: usize, options: &CompileOptions) 
     let (queries, keys) = (tile, 304);
     let mut tensors = backward_inputs(queries, keys);
     tensors.push(Arg::Out(attention_output(queries)));
-    let args = attention_arguments(tensors, queries, keys);
+    let args = attention_arguments(tensors, queries, keys, None);
     let consts = consts! { d = D, d_tile = D, q_tile = tile, k_tile = 32usize };
     Case::new(name, &FLASH_ATTENTION_BWD_DQ, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
 }
@@ -344,6 +351,7 @@ fn cases() -> Vec<Case> {
         forward_packed("packed forward specialized", &options(4, 2, specialized(false))),
         forward("forward ping-pong", sm90, 128, &options(8, 1, specialized(true))),
         forward_replicated("forward specialized replicas", &options(4, 1, specialized(false))),
+        forward_persistent("forward persistent", &options(4, 1, specialized(true))),
         dkdv("dK/dV cp.async", sm90, false, &options(4, 2, with_cp_async())),
         dkdv("dK/dV specialized", sm90, false, &options(4, 2, specialized(false))),
         dkdv("dK/dV one pass", sm90, true, &options(4, 2, with_cp_async())),

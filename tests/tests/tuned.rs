@@ -151,7 +151,7 @@ fn over_limit(variant: &Variant, arch: GpuArch) -> Option<String> {
 #[test]
 fn spaces_of_attention_have_few_candidates() {
     for (name, total, kept, compiled) in [
-        ("flash_attention_fwd", 134, [44, 51, 30, 9], 44),
+        ("flash_attention_fwd", 146, [46, 51, 30, 9], 46),
         ("flash_attention_bwd_dkdv", 117, [41, 53, 24, 9], 36),
         ("flash_attention_bwd_dq", 105, [35, 44, 19, 9], 33),
     ] {

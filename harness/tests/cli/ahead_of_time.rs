@@ -68,11 +68,11 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *base, const
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared,
                    void *stream, void **args, void **extra) {
     printf("launch %u %u %u threads %u %u %u shared %u", x, y, z, tx, ty, tz, shared);
-    /* q, q_stride_n_q, n_q, scale, and the three maps. */
-    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[14]);
-    printf(" n %d scale %g", *(int32_t *)args[7], *(float *)args[9]);
+    /* q, q_stride_n_q, n_q, scale, and the four maps. */
+    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[16]);
+    printf(" n %d scale %g", *(int32_t *)args[8], *(float *)args[10]);
     printf(" maps");
-    for (int i = 32; i < 35; i++) printf(" %llu", *(unsigned long long *)args[i]);
+    for (int i = 34; i < 38; i++) printf(" %llu", *(unsigned long long *)args[i]);
     printf("\n");
     return 0;
 }
@@ -90,9 +90,9 @@ fn the_python_launcher_launches_flash_attention() {
     }
     std::fs::write(dir.join("driver.c"), DRIVER).unwrap();
     run(dir, &["cc", "-shared", "-fPIC", "driver.c", "-o", "libcuda.so.1"]);
-    let addresses = [0x1000_u64, 0x2000, 0x3000, 0x4000, 0x5000];
+    let addresses = [0x1000_u64, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000];
     let [batch, heads, n, d] = [2_i64, 3, 100, 64];
-    let program = format!("from attention import launch; launch(*{addresses:?}, ({batch}, {heads}, {n}, {d}))");
+    let program = format!("from attention import launch; launch(*{addresses:?}, ({batch}, {heads}, {n}, {d}), 132)");
     let output = run(dir, &["python3", "-c", &program]);
     let lines: Vec<&str> = output.lines().collect();
 
@@ -100,16 +100,16 @@ fn the_python_launcher_launches_flash_attention() {
     let manifest = std::fs::read_to_string(dir.join("attention/manifest.json")).unwrap();
     let manifest = Document::from_json(&manifest).unwrap().manifest;
     let memory = |addr| LaunchArg::Ptr { addr, bytes: 1 << 20 };
-    let [q, k, v, o, lse] = addresses.map(memory);
-    let mut args = vec![q, k, v, o, lse, lse, lse];
+    let [q, k, v, o, lse, taken] = addresses.map(memory);
+    let mut args = vec![q, k, v, o, lse, taken, lse, lse];
     args.extend([LaunchArg::I32(n as i32), LaunchArg::I32(n as i32), LaunchArg::F32(0.125)]);
-    args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0)]);
+    args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0), LaunchArg::I32(132)]);
     for _ in 0..4 {
         args.extend([heads * n * d, n * d, d, 1].map(LaunchArg::I64));
     }
     args.extend([batch, heads, heads, batch].map(|extent| LaunchArg::I32(extent as i32)));
     let expected = tensor_maps(&manifest, &args).unwrap();
-    assert_eq!(expected.iter().map(|map| map.base).collect::<Vec<_>>(), addresses[..3], "Q, K and V");
+    assert_eq!(expected.iter().map(|map| map.base).collect::<Vec<_>>(), addresses[..4], "Q, K, V and O");
     let joined = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
     for (map, described) in expected.iter().zip(&manifest.tensor_maps) {
         let block: Vec<String> = described.block.iter().map(|extent| format!("{extent}/1")).collect();
@@ -127,9 +127,9 @@ fn the_python_launcher_launches_flash_attention() {
     }
     let (threads, shared) = (manifest.threads, manifest.shared_bytes);
     assert_eq!(lines[0], format!("attribute 8 {shared}"));
-    // Four tiles of 64 rows share a block, so one block covers the 100 rows.
+    // Four tiles of 64 rows share a block, so one block covers the 100 rows of a head, and there is one for each.
     let launch = format!(
-        "launch 1 3 2 threads {threads} 1 1 shared {shared} q 4096 row 64 n 100 scale 0.125 maps 4096 8192 12288"
+        "launch 6 1 1 threads {threads} 1 1 shared {shared} q 4096 row 64 n 100 scale 0.125 maps 4096 8192 12288 16384"
     );
     assert_eq!(*lines.last().unwrap(), launch, "{output}");
 }

@@ -24,6 +24,8 @@ pub struct Tiles {
     pub k_tile: usize,
     /// Programs of the forward kernel that share a block and its loads: 1 for the other kernels.
     pub replicas: usize,
+    /// Whether programs of the forward kernel compute tile after tile.
+    pub persistent: bool,
     /// Warps per program (GPU).
     pub num_warps: u32,
     /// Stages of the software pipelines (GPU).
@@ -43,7 +45,7 @@ impl Tiles {
             wgmma_f32: None,
             tma_stores: None,
         };
-        Tiles { q_tile, k_tile, replicas: 1, num_warps, num_stages, schedule: UNSPECIFIED }
+        Tiles { q_tile, k_tile, replicas: 1, persistent: false, num_warps, num_stages, schedule: UNSPECIFIED }
     }
 
     /// Converts to a configuration of the autotuner.
@@ -51,6 +53,9 @@ impl Tiles {
         let mut config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
         if self.replicas > 1 {
             config = config.set("replicas", self.replicas);
+        }
+        if self.persistent {
+            config = config.set("persistent", true);
         }
         let config = config.num_warps(self.num_warps).num_stages(self.num_stages);
         Config { schedule: self.schedule, ..config }
@@ -61,8 +66,9 @@ impl Tiles {
         (config.num_ctas == 1).then_some(())?;
         let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
         let replicas = config.get("replicas").unwrap_or(1);
+        let persistent = config.get("persistent").unwrap_or(false);
         let Config { num_warps, num_stages, schedule, .. } = *config;
-        Some(Tiles { q_tile, k_tile, replicas, num_warps, num_stages, schedule })
+        Some(Tiles { q_tile, k_tile, replicas, persistent, num_warps, num_stages, schedule })
     }
 }
 
@@ -98,25 +104,22 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
     let tiles = match sub_wave {
         Some(false) if hopper && tf32x3 => wgmma_f32_tiles(pass, d),
         Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
-        Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 => shared_tiles(problem),
+        Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 => Some(shared_tiles(problem)),
         _ => None,
     };
     tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
 }
 
-/// The tiles of the forward kernel with d = 64 where programs share loads: three of 64 × 128 in long loops, four of 64 × 64
-/// in shorter ones. `None` in short loops under a causal mask, where fewer blocks cost more than sharing saves
-/// (`harness/records/2026-11-26-h200-attention-graphs.jsonl`).
-fn shared_tiles(problem: &Problem) -> Option<Tiles> {
-    let at_least = |least| ["n_q", "n_k"].iter().all(|&name| problem.int(name).is_some_and(|n| n >= least));
-    let is_full = problem.get("causal") == Some(false);
-    match () {
-        () if at_least(if is_full { 16384 } else { 8192 }) => {
-            Some(warp_specialized(replicated(3, Tiles::new(64, 128, 4, 2))))
-        }
-        () if is_full || at_least(4096) => Some(warp_specialized(replicated(4, Tiles::new(64, 64, 4, 3)))),
-        () => None,
-    }
+/// The tiles of the forward kernel with d = 64: three programs of 64 × 128 share loads, four of 64 × 64 in shorter
+/// sequences
+/// (`harness/records/2026-11-28-h200-attention-persistent.jsonl`).
+fn shared_tiles(problem: &Problem) -> Tiles {
+    let short = if problem.get("causal") == Some(false) { 1024 } else { 4096 };
+    let is_short = ["n_q", "n_k"].iter().any(|&name| problem.int(name).is_none_or(|n| n <= short));
+    persistent(match is_short {
+        true => replicated(4, Tiles::new(64, 64, 4, 3)),
+        false => replicated(3, Tiles::new(64, 128, 4, 2)),
+    })
 }
 
 /// Tiles of bf16 and f16 on Hopper for sub-wave grids: smaller ones, which give more programs.
@@ -171,7 +174,9 @@ pub fn modified_tiles(
 
 /// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
 fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
-    let Some(Tiles { q_tile, k_tile, replicas, num_warps, schedule, .. }) = Tiles::of(config) else { return false };
+    let Some(Tiles { q_tile, k_tile, replicas, persistent, num_warps, schedule, .. }) = Tiles::of(config) else {
+        return false;
+    };
     let Target::Nvptx(arch) = problem.target else {
         // Smaller tiles have more overhead, larger ones leave the caches. Programs share nothing.
         return replicas == 1 && (32..=128).contains(&q_tile) && (32..=128).contains(&k_tile);
@@ -193,6 +198,9 @@ fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
             (..=64, 64, 4) | (..=64, 128, 3) | (128, 128, 2)
         );
         return arch >= GpuArch::Sm90a && !is_wide && !is_sub_wave && registers;
+    }
+    if persistent {
+        return false;
     }
     match schedule.warp_specialize {
         // A consumer warpgroup has the 64 rows of a `wgmma`.
@@ -253,6 +261,11 @@ fn replicated(replicas: usize, tiles: Tiles) -> Tiles {
     Tiles { replicas, schedule: Schedule { pingpong: Some(true), overlap: Some(true), ..tiles.schedule }, ..tiles }
 }
 
+/// Programs that compute tile after tile, with warp specialization.
+fn persistent(tiles: Tiles) -> Tiles {
+    warp_specialized(Tiles { persistent: true, ..tiles })
+}
+
 /// Disables overlap: no asynchronous MMA stays in flight.
 fn without_overlap(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { overlap: Some(false), ..tiles.schedule }, ..tiles }
@@ -292,7 +305,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
                 // Two blocks per SM with a consumer warpgroup each: their softmax and `wgmma` overlap without barriers.
                 ..=64 => Tiles::new(64, 128, 4, 2),
                 // One warpgroup for each program of 64 rows.
-                _ => replicated(2, Tiles::new(64, 128, 4, 2)),
+                _ => persistent(replicated(2, Tiles::new(64, 128, 4, 2))),
             })
         }
         (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {

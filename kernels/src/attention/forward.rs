@@ -29,7 +29,8 @@ use tilewright_runtime::prelude::*;
 /// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
 /// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
-/// Grid: (⌈n_q / (q_tile · replicas)⌉ · replicas, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
+/// Grid: (⌈n_q / (q_tile · replicas)⌉ · replicas, heads, batch · P). With `persistent`, at most `programs` blocks, of `replicas`
+/// programs each, which take tiles by the counter `tiles_taken`: one element, 0 before and after. `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
 ///
 /// With `replicas` above 1, this many consecutive programs share a block on Hopper, with warp specialization: a producer
@@ -55,6 +56,7 @@ use tilewright_runtime::prelude::*;
             q_tile = 64,
             k_tile = 64..=128,
             replicas = [2, 3, 4],
+            persistent = [false, true],
             num_warps = 4,
             num_stages = 2..=3,
             warp_specialize = true,
@@ -77,7 +79,7 @@ use tilewright_runtime::prelude::*;
     default = super::config::forward_default,
     tables = crate::tuned::TABLES,
 )]
-#[kernel(grid = (cdiv(n_q, q_tile * replicas) * replicas, heads, entries))]
+#[kernel(grid = grid([cdiv(n_q, q_tile * replicas), heads, entries], persistent, programs, replicas))]
 #[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
@@ -85,6 +87,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     v: Tensor<T, (batch, heads_kv, n_k, d)>,
     o: TensorMut<R, (entries, heads, n_q, d)>,
     lse: Out<f32>,
+    tiles_taken: InOut<i32>,
     mask_data: In<i32>,
     score_data: In<f32>,
     #[no_specialize] n_q: i32,
@@ -92,11 +95,13 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     scale: f32,
     #[no_specialize] mask_number: i32,
     score_number: f32,
+    #[no_specialize] programs: i32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 1] replicas: usize,
+    #[constexpr = false] persistent: bool,
     #[constexpr = 1] group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]
@@ -111,85 +116,107 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
-    let entry = program_id(2);
     let (rows_of_all, replica) = (q_tile * replicas, program_id(0) % replicas);
-    let (in_order, num_tiles) = ((program_id(0) / replicas, program_id(1)), num_programs(0) / replicas);
-    // Under a causal mask the last query tiles have the most work.
-    let (place, head) = if causal { longest_first(in_order, num_tiles, n_k, 4 * d_tile, group) } else { in_order };
-    let tile = if causal { num_tiles - 1 - place } else { place };
-    let (batch, split) = batch_and_split(entry, n_k, split_rows);
-    let kv_head = head / group;
-    let row_of_all = tile * rows_of_all;
-    let first_row = row_of_all + replica * q_tile;
-    let padded = d != d_tile;
-    let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
-    let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
-    let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
+    let compute = |tile: Scalar<i32>, head: Scalar<i32>, entry: Scalar<i32>| {
+        let (batch, split) = batch_and_split(entry, n_k, split_rows);
+        let kv_head = head / group;
+        let row_of_all = tile * rows_of_all;
+        let first_row = row_of_all + replica * q_tile;
+        let padded = d != d_tile;
+        let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
+        let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
+        let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
 
-    let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
-    // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
-    // exponent −∞.
-    let acc = zeros::<f32>([q_tile, d_tile]);
-    let row_max = full([q_tile], f32::MIN);
-    let total = zeros::<f32>([q_tile]);
-    let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
-    let rows = first_row + arange(0, q_tile);
-    let tiles = KeyTiles {
-        q: qt,
-        k: k_block,
-        v: v_block,
-        rows: rows.expand_dims(1),
-        k_tile: k_tile,
-        even_keys: even_keys,
-        padded: padded,
-        precision: precision,
-        scale: scale,
-        replicas: replicas,
-    };
-    let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
-    let mut state = (acc, row_max, total);
-    if mask.is_dense() {
-        let seen = num_k_tiles(row_of_all, n_q, n_k, rows_of_all, k_tile, causal);
-        let diagonal = if causal || !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
-        let mut first = scalar::<i32>(0);
-        if replicas > 1 && (causal || !even_keys) {
-            // The rows of all programs that share loads see the tiles up to `full`. The compiler would split the loop
-            // where those of one program do.
-            let keys = if causal { maximum(row_of_all + (n_k - n_q) + 1, 0) } else { n_k };
-            let full = minimum(keys, n_k) / k_tile;
-            let part = tiles_of_split(split, split_rows, first, full, k_tile);
-            state = attend(state, tiles, part, LoopMask::None, modify.as_ref());
-            first = full;
+        let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
+        // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
+        // exponent −∞.
+        let acc = zeros::<f32>([q_tile, d_tile]);
+        let row_max = full([q_tile], f32::MIN);
+        let total = zeros::<f32>([q_tile]);
+        let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
+        let rows = first_row + arange(0, q_tile);
+        let tiles = KeyTiles {
+            q: qt,
+            k: k_block,
+            v: v_block,
+            rows: rows.expand_dims(1),
+            k_tile: k_tile,
+            even_keys: even_keys,
+            padded: padded,
+            precision: precision,
+            scale: scale,
+            replicas: replicas,
+        };
+        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
+        let mut state = (acc, row_max, total);
+        if mask.is_dense() {
+            let seen = num_k_tiles(row_of_all, n_q, n_k, rows_of_all, k_tile, causal);
+            let diagonal = if causal || !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
+            let mut first = scalar::<i32>(0);
+            if replicas > 1 && (causal || !even_keys) {
+                // The rows of all programs that share loads see the tiles up to `full`. The compiler would split the loop
+                // where those of one program do.
+                let keys = if causal { maximum(row_of_all + (n_k - n_q) + 1, 0) } else { n_k };
+                let full = minimum(keys, n_k) / k_tile;
+                let part = tiles_of_split(split, split_rows, first, full, k_tile);
+                state = attend(state, tiles, part, LoopMask::None, modify.as_ref());
+                first = full;
+            }
+            let part = tiles_of_split(split, split_rows, first, seen, k_tile);
+            state = attend(state, tiles, part, diagonal, modify.as_ref());
+        } else {
+            let args = MaskArgs { number: mask_number, data: mask_data, site: site };
+            let last_row = minimum(row_of_all + rows_of_all, n_q) - 1;
+            let ranges = tile_ranges(mask.keys_of_one(row_of_all, args), mask.keys_of_one(last_row, args), n_k, k_tile);
+            let (start, end) = mask.keys(rows, args);
+            let end = minimum(end, n_k);
+            let edges = LoopMask::Keys(start.expand_dims(1), end.expand_dims(1));
+            let parts = parts_of_split(split, split_rows, ranges, k_tile);
+            state = attend(state, tiles, parts[0], edges, modify.as_ref());
+            state = attend(state, tiles, parts[1], LoopMask::None, modify.as_ref());
+            state = attend(state, tiles, parts[2], edges, modify.as_ref());
         }
-        let part = tiles_of_split(split, split_rows, first, seen, k_tile);
-        state = attend(state, tiles, part, diagonal, modify.as_ref());
-    } else {
-        let args = MaskArgs { number: mask_number, data: mask_data, site: site };
-        let last_row = minimum(row_of_all + rows_of_all, n_q) - 1;
-        let ranges = tile_ranges(mask.keys_of_one(row_of_all, args), mask.keys_of_one(last_row, args), n_k, k_tile);
-        let (start, end) = mask.keys(rows, args);
-        let end = minimum(end, n_k);
-        let edges = LoopMask::Keys(start.expand_dims(1), end.expand_dims(1));
-        let parts = parts_of_split(split, split_rows, ranges, k_tile);
-        state = attend(state, tiles, parts[0], edges, modify.as_ref());
-        state = attend(state, tiles, parts[1], LoopMask::None, modify.as_ref());
-        state = attend(state, tiles, parts[2], edges, modify.as_ref());
-    }
-    let (acc, row_max, total) = state;
+        let (acc, row_max, total) = state;
 
-    // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
-    let divisor = where_(total == 0.0, 1.0, total);
-    let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
-    store(o_block, (acc / divisor.expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
-    let lse_block = make_block_ptr(
-        lse + row_offset(head, entry, n_q),
-        shape = [n_q],
-        strides = [1],
-        offsets = [first_row],
-        block_shape = [q_tile],
-        order = [0],
-    );
-    store(lse_block, (row_max + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
+        // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
+        let divisor = where_(total == 0.0, 1.0, total);
+        let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
+        store(o_block, (acc / divisor.expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
+        let lse_block = make_block_ptr(
+            lse + (entry * q.dim(1) + head).to::<i64>() * n_q,
+            shape = [n_q],
+            strides = [1],
+            offsets = [first_row],
+            block_shape = [q_tile],
+            order = [0],
+        );
+        store(lse_block, (row_max + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
+    };
+    if persistent {
+        let (num_tiles, num_heads) = (cdiv(n_q, rows_of_all), q.dim(1));
+        let (first, blocks) = (program_id(0) / replicas, num_programs(0) / replicas);
+        let (all_heads, all) = (num_heads * o.dim(0), num_tiles * num_heads * o.dim(0));
+        for id in range(first, all, blocks, replicas = replicas, dynamic = tiles_taken) {
+            let (tile, head) = if causal {
+                // 16 MB of the L2 cache; fewer than 8 heads are too few tiles for the end
+                // (`harness/records/2026-11-28-h200-attention-persistent.jsonl`).
+                let fit = scalar::<i32>((16 << 20) / (4 * d_tile) as i32) / maximum(n_k, 1);
+                let section = maximum(fit * group, 8);
+                let (place, head) = longest_first(id, num_tiles, all_heads, section, group);
+                (num_tiles - 1 - place, head)
+            } else {
+                // Programs that run at a time read the same keys.
+                (id % num_tiles, minimum(id / num_tiles, all_heads - 1))
+            };
+            compute(tile, head % num_heads, minimum(head / num_heads, o.dim(0) - 1));
+        }
+    } else {
+        let (place, head, num_tiles) = (program_id(0) / replicas, program_id(1), num_programs(0) / replicas);
+        // Under a causal mask the last query tiles have the most work.
+        let (place, head) =
+            if causal { longest_first_in_few((place, head), num_tiles, n_k, 4 * d_tile, group) } else { (place, head) };
+        compute(if causal { num_tiles - 1 - place } else { place }, head, program_id(2));
+    }
 }
 
 /// What each iteration over tiles of keys uses.
@@ -238,16 +265,34 @@ fn attend<T: Float>(
     (acc, row_max, total)
 }
 
-/// The place of a program among those of its head, and the head, where the first places of each head have the most work,
-/// as the last query tiles under a causal mask.
+/// The place of a program among the `num_tiles` of its head, and the head, of `num_heads`, for the programs in the order in
+/// which they start: the first places of all heads, then the second ones. If the first places have the most work, as the
+/// last query tiles under a causal mask, little is left for the end.
 ///
-/// Programs start in the order of the grid. In a grid of a few waves, the first places of all heads come first, so that
-/// little work is left for the end. The tensors that the loops of these heads read, `rows` of `row_bytes` per head, fit
-/// the L2 cache; otherwise the heads are taken in sections (FlashAttention-3, `hopper/tile_scheduler.hpp`). `group` heads
-/// read the same. In longer grids, one head after the other makes better use of the L2 cache
-/// (`harness/records/2026-11-25-h100-attention-order.jsonl`).
+/// The heads are taken in sections of equal size, about `section`, whose tensors fit the L2 cache (FlashAttention-3,
+/// `hopper/tile_scheduler.hpp`). `group` heads read the same.
 #[device_fn]
-pub(super) fn longest_first(
+fn longest_first(
+    id: Scalar<i32>,
+    num_tiles: Scalar<i32>,
+    num_heads: Scalar<i32>,
+    section: Scalar<i32>,
+    group: usize,
+) -> (Scalar<i32>, Scalar<i32>) {
+    let num_sections = cdiv(num_heads, maximum(section, group));
+    let section = cdiv(num_heads, maximum(num_sections, 1));
+    let first = id / (section * num_tiles) * section;
+    let size = minimum(section, num_heads - first);
+    let rest = id - first * num_tiles;
+    // Both are in their range; the check of a launch sees it by these bounds.
+    let place = maximum(minimum(rest / size, num_tiles - 1), 0);
+    (place, maximum(minimum(first + rest % size, num_heads - 1), 0))
+}
+
+/// As [`longest_first`], for the place and the head of a program of a grid, if it has few waves. The loops read tensors of
+/// `rows` of `row_bytes` per head. In longer grids, one head after the other makes better use of the L2 cache (`harness/records/2026-11-25-h100-attention-order.jsonl`).
+#[device_fn]
+pub(super) fn longest_first_in_few(
     in_order: (Scalar<i32>, Scalar<i32>),
     num_tiles: Scalar<i32>,
     rows: Scalar<i32>,
@@ -259,15 +304,8 @@ pub(super) fn longest_first(
     let num_heads = num_programs(1);
     let (mut place, mut head) = in_order;
     if num_tiles.to::<i64>() * num_heads.to::<i64>() * num_programs(2).to::<i64>() <= few_programs {
-        let fit = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1) * group;
-        let section = minimum(maximum(fit, group), num_heads);
-        let id = head * num_tiles + place;
-        let first = id / (section * num_tiles) * section;
-        let size = minimum(section, num_heads - first);
-        let rest = id - first * num_tiles;
-        // Both are in their range; the check of a launch sees it by these bounds.
-        place = maximum(minimum(rest / size, num_tiles - 1), 0);
-        head = maximum(minimum(first + rest % size, num_heads - 1), 0);
+        let section = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1) * group;
+        (place, head) = longest_first(head * num_tiles + place, num_tiles, num_heads, section, group);
     }
     (place, head)
 }
@@ -348,4 +386,13 @@ fn online_softmax<T: Float>(
     let rescale = exp2(prev_max - row_max);
     let acc = dot(p.to::<T>(), v, acc = acc * rescale.expand_dims(1), input_precision = precision);
     (acc, row_max, total * rescale + sum(p, axis = 1))
+}
+
+/// The grid of the forward kernel, for tiles of all programs that share a block.
+fn grid(tiles: [usize; 3], persistent: bool, programs: i32, replicas: usize) -> (usize, usize, usize) {
+    let [x, y, z] = tiles;
+    match persistent {
+        true => (x.saturating_mul(y).saturating_mul(z).min(programs.max(1) as usize) * replicas, 1, 1),
+        false => (x * replicas, y, z),
+    }
 }

@@ -2,11 +2,12 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
-use super::config::{Pass, Tiles, d_tile, modified_tiles};
+use super::config::{Pass, Tiles, d_tile, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit, MIN_SPLIT_ROWS};
 use crate::tensor::FloatElement;
+use tilewright_codegen::target::GpuArch;
 use tilewright_runtime::prelude::*;
 
 /// Launches the forward kernel: O and L, or those of each split.
@@ -19,21 +20,30 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
     split: KvSplit,
     options: &Options,
 ) -> Result<()> {
+    // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
+    let tuned_may = device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
+        && T::DTYPE.size() == 2
+        && !is_sub_wave(s.batch * s.heads, s.n_q);
+    let may_persist = options.forward_tiles.map_or(tuned_may, |tiles| tiles.persistent);
+    let mut tiles_taken = Buffer::<i32>::zeros(device, usize::from(may_persist))?;
     let mut args = FlashAttentionFwd {
         q: &q,
         k: &k,
         v: &v,
         o,
         lse,
+        tiles_taken: &mut tiles_taken,
         mask_data: &s.mask.data,
         score_data: &s.score.data,
         scale: s.scale,
         mask_number: s.mask.number,
         score_number: s.score.number,
+        programs: device.info().compute_units.max(1) as i32,
         d_tile: d_tile(s.d),
         q_tile: tuned(),
         k_tile: tuned(),
         replicas: tuned(),
+        persistent: tuned(),
         group: s.group,
         causal: options.causal,
         precision: s.precision,

@@ -81,23 +81,37 @@ fn modifier_tensors(case: &Case) -> [HostTensor; 2] {
 }
 
 fn check_forward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
-    check_replicas(1, form, case, tiles, inputs, expected);
+    check_replicas((1, None), form, case, tiles, inputs, expected);
 }
 
-/// Programs that share their loads.
-fn check_replicas(replicas: usize, form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
+/// Programs that share their loads: how many, and the number of blocks if they compute tile after tile.
+fn check_replicas(
+    (replicas, blocks): (usize, Option<usize>),
+    form: Form,
+    case: Case,
+    tiles: Tiles,
+    inputs: &Inputs,
+    expected: &Expected,
+) {
     let p = &case.problem;
+    let mut taken = HostTensor::indices(&[0]);
     let mut o = case.poisoned(case.query_shape());
     let mut lse = poisoned_rows(expected.lse.len());
     let [ranges, slopes] = &modifier_tensors(&case);
     let Inputs { q, k, v, .. } = inputs;
     let mut tensors = vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::Out(&mut o), Arg::Out(&mut lse)];
-    tensors.extend([Arg::In(ranges), Arg::In(slopes)]);
+    tensors.extend([Arg::Out(&mut taken), Arg::In(ranges), Arg::In(slopes)]);
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
+    args.push(blocks.unwrap_or(0).into());
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    consts.push(("replicas", interpret::constant(replicas)));
-    let programs = grid([p.n_q.div_ceil(tiles.q * replicas) * replicas, p.heads_q, p.batch]);
-    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 2], &consts, programs, &mut args);
+    consts.extend_from_slice(consts! { replicas = replicas, persistent = blocks.is_some() });
+    let places = p.n_q.div_ceil(tiles.q * replicas);
+    let programs = match blocks {
+        Some(blocks) => [blocks.min(places * p.heads_q * p.batch) * replicas, 1, 1],
+        None => [places * replicas, p.heads_q, p.batch],
+    };
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 2], &consts, grid(programs), &mut args);
+    assert_eq!(taken.values(), [0.0], "the counter of tiles");
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
 }
@@ -246,7 +260,28 @@ fn replicas() {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
         for form in [Form::Replicated { pingpong }, Form::Specialized] {
-            check_replicas(replicas, form, case, tiles, &inputs, &expected);
+            check_replicas((replicas, None), form, case, tiles, &inputs, &expected);
+        }
+    }
+}
+
+/// Programs that compute tile after tile, on Hopper by a counter: fewer blocks than tiles, as many, and more; tiles that see no
+/// key, heads that share keys, entries, and modifiers with loops of no iterations.
+#[test]
+fn persistent() {
+    let tiles = Tiles { q: 64, k: 64 };
+    for (case, replicas, blocks, pingpong) in [
+        (Case::new(300, 200, 64).causal(), 2, 2, true),
+        (Case::new(300, 40, 64).causal(), 2, 1, true),
+        (Case::new(130, 150, 64).causal().heads(2, 4, 2), 3, 3, true),
+        (Case::new(200, 70, 32).heads(2, 1, 1), 2, 3, false),
+        (Case::new(250, 300, 128).causal().heads(1, 2, 1), 2, 1, true),
+        (Case::new(100, 130, 64), 4, 7, true),
+    ] {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        for form in [Form::Replicated { pingpong }, Form::Specialized, Form::Recorded] {
+            check_replicas((replicas, Some(blocks)), form, case, tiles, &inputs, &expected);
         }
     }
 }
@@ -379,6 +414,7 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
     let expected = case.expected(&inputs);
     let mut partial_o = poisoned_partials(num_splits, shape);
     let mut partial_lse = poisoned_rows(num_splits * expected.lse.len());
+    let mut taken = HostTensor::indices(&[]);
     let [ranges, slopes] = &modifier_tensors(&case);
     let tensors = vec![
         Arg::In(&inputs.q),
@@ -386,10 +422,12 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
         Arg::In(&inputs.v),
         Arg::Out(&mut partial_o),
         Arg::Out(&mut partial_lse),
+        Arg::Out(&mut taken),
         Arg::In(ranges),
         Arg::In(slopes),
     ];
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
+    args.push(0.into());
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     consts.extend_from_slice(consts! { split_rows = split_rows });
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * num_splits]);

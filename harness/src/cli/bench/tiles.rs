@@ -3,7 +3,8 @@
 //! `64,128,4,2` are q_tile, k_tile, warps and stages. Further words override the compiler's schedule: `ws` (warp
 //! specialization), `pingpong` (ping-pong scheduling of the consumer warpgroups), `ov` (asynchronous MMAs overlap the
 //! next iteration's arithmetic), `tma` (TMA loads), `wgmma` (f32 dots by wgmma), or the same with the prefix `no-`.
-//! `replicas=4` lets four programs of the forward kernel share a block and its loads. The older words `turns` (pingpong) and `bulk` (tma) are accepted too.
+//! `replicas=4` lets four programs of the forward kernel share a block and its loads, and with `persistent` they
+//! compute tile after tile. The older words `turns` (pingpong) and `bulk` (tma) are accepted too.
 
 use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::config::Pass;
@@ -63,6 +64,10 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
             };
             continue;
         }
+        if *hint == "persistent" {
+            tiles.persistent = true;
+            continue;
+        }
         let word = hint.strip_prefix("no-").unwrap_or(hint);
         let slot = match word {
             "tma" | "bulk" => &mut tiles.schedule.tma,
@@ -74,7 +79,7 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
             _ => {
                 return Err(format!(
                     "`{hint}` is not a hint: expected ws, pingpong, ov, tma, wgmma or tma-stores, one of them with the \
-                     prefix no-, or replicas=COUNT"
+                     prefix no-, replicas=COUNT or persistent"
                 ));
             }
         };
@@ -93,7 +98,7 @@ pub fn text(tiles: Tiles) -> String {
         Some(true) => format!(",{on}"),
         Some(false) => format!(",no-{on}"),
     };
-    let Tiles { q_tile, k_tile, replicas, num_warps, num_stages, schedule } = tiles;
+    let Tiles { q_tile, k_tile, replicas, persistent, num_warps, num_stages, schedule } = tiles;
     let Schedule { tma, warp_specialize, pingpong, overlap, wgmma_f32, tma_stores } = schedule;
     let hints = [
         (tma, "tma"),
@@ -105,7 +110,8 @@ pub fn text(tiles: Tiles) -> String {
     ];
     let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
     let replicas = if replicas > 1 { format!(",replicas={replicas}") } else { String::new() };
-    format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}{replicas}")
+    let persistent = if persistent { ",persistent" } else { "" };
+    format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}{replicas}{persistent}")
 }
 
 /// Returns the tiles of a sweep, in addition to the default. Some do not fit some head dimensions: the sweep reports
@@ -159,7 +165,7 @@ mod tests {
                     wgmma_f32: Some(true),
                     tma_stores: Some(true),
                 };
-                let hinted = Tiles { schedule, ..tiles };
+                let hinted = Tiles { schedule, replicas: 3, persistent: true, ..tiles };
                 assert_eq!(parse(&text(hinted)), Ok(hinted));
             }
         }
