@@ -130,9 +130,13 @@ fn describe_problem(p: &Problem) -> String {
     format!("[{}, {heads}, {length}, {}]{mask}", p.batch, p.d)
 }
 
-/// The tensors of modifiers, which the dense kernels do not read.
-fn modifier_tensors() -> [(&'static str, (Vec<usize>, DType)); 2] {
-    [("mask_data", (vec![0], DType::I32)), ("score_data", (vec![0], DType::F32))]
+/// The tensors of modifiers, and the counter of persistent programs, which these kernels do not access.
+fn modifier_tensors() -> [(&'static str, (Vec<usize>, DType)); 3] {
+    [
+        ("mask_data", (vec![0], DType::I32)),
+        ("score_data", (vec![0], DType::F32)),
+        ("tiles_taken", (vec![0], DType::I32)),
+    ]
 }
 
 /// Builds the launches of one attention problem.
@@ -152,6 +156,7 @@ impl LaunchBuilder<'_> {
         let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
         let mut call = self.pass(&FLASH_ATTENTION_FWD, tiles, even, self.over_queries(tiles));
         call.constants.push(count("replicas", tiles.replicas));
+        call.scalars.push(("programs", LaunchArg::I32(1)));
         call
     }
 
