@@ -3,7 +3,7 @@
 
 use super::InterpError;
 use super::barriers::UsedByOthers;
-use super::machine::{Fault, Machine};
+use super::machine::{Fault, Machine, replicas_of_producer};
 use super::value::{Barriers, Tile, Val};
 use crate::ir::{BlockId, DType, Op, OpId};
 use crate::num;
@@ -263,18 +263,12 @@ impl Machine<'_> {
 
     /// Whether a producer waits for the release of a buffer of another program of its block, which is not interpreted.
     fn is_released_by_others(&self, id: OpId, group: &Barriers, index: i128) -> bool {
-        let mut owners = std::iter::successors(self.func.parent_op(id), |&owner| self.func.parent_op(owner));
-        let specialized = owners.find_map(|owner| match self.func.op(owner).op {
-            Op::WarpSpecialize { warps, replicas: Some(count), .. } => Some((owner, warps, count)),
-            _ => None,
-        });
-        let Some((owner, warps, count)) = specialized.filter(|_| !self.takes_turns) else { return false };
+        let replicas = replicas_of_producer(self.func, id).filter(|_| !self.takes_turns);
+        let Some((count, warps)) = replicas else { return false };
         // Warps of one program arrive, each once or by each thread; all warps of the block release shared buffers.
         let arrivals = self.barriers.arrivals(group);
         let of_one = group.count == count as usize && [warps, 32 * warps].contains(&arrivals);
-        of_one
-            && index != i128::from(self.program[0] % count)
-            && self.func.walk_from(self.func.op(owner).regions[1]).contains(&id)
+        of_one && index != i128::from(self.program[0] % count)
     }
 
     /// Whether the turns of other programs before that of this one have ended.

@@ -416,7 +416,7 @@ impl<'a> Machine<'a> {
 
             Op::ProgramId { axis } => {
                 let own = self.program[*axis as usize];
-                let replicas = replicas_of_producer(self.func, id).filter(|_| *axis == 0).unwrap_or(1);
+                let replicas = replicas_of_producer(self.func, id).filter(|_| *axis == 0).map_or(1, |(count, _)| count);
                 let first = match self.takes_turns {
                     true => own % (self.grid[0] / replicas).max(1),
                     false => own - own % replicas,
@@ -661,12 +661,13 @@ fn zero_beyond(tile: Rc<Tile>, dim: usize, end: Option<u32>) -> Rc<Tile> {
     Rc::new(cleared)
 }
 
-/// The programs for which a producer loads, for an op in its partition: each program interprets that of its block.
-fn replicas_of_producer(func: &Func, id: OpId) -> Option<u32> {
+/// The programs for which a producer loads, for an op in its partition, and the warps of each: each program interprets the
+/// producer of its block.
+pub(super) fn replicas_of_producer(func: &Func, id: OpId) -> Option<(u32, u32)> {
     let mut block = func.parent_block(id);
     while let Some(owner) = func.owner(block) {
-        if let Op::WarpSpecialize { replicas, .. } = func.op(owner).op {
-            return replicas.filter(|_| func.op(owner).regions[1] == block);
+        if let Op::WarpSpecialize { replicas, warps, .. } = func.op(owner).op {
+            return replicas.filter(|_| func.op(owner).regions[1] == block).map(|count| (count, warps));
         }
         block = func.parent_block(owner);
     }

@@ -4,7 +4,7 @@
 //! Each block runs the iteration with its own number first. Its producer takes the next one as soon as it has issued the
 //! loads of the current one, and tells consumers through shared memory.
 
-use super::partitions::Plan;
+use super::partitions::{Plan, is_within};
 use super::turns::is;
 use crate::analysis::memory_effects::{is_pointer, underlying_arguments};
 use crate::ir::{BinaryOp, BlockId, Def, Effects, Func, Op, OpId, Value};
@@ -40,8 +40,8 @@ pub fn outer_loop(func: &Func, id: OpId, plan: &Plan) -> Result<OpId, String> {
     if func.uses(index).iter().any(|used| used.op != id) {
         return Err("its index is used in another way".into());
     }
-    let is_around = |&block: &BlockId| block != region || plan.groups[plan.blocks[&block].0].once;
-    if !plan.blocks.keys().all(|block| is_in(func, *block, outer) && is_around(block)) {
+    let is_once = |block: BlockId| plan.groups[plan.blocks[&block].0].once;
+    if !plan.blocks.keys().all(|&block| is_within(func, block, region) || block == region && is_once(block)) {
         return Err("there are loads of the producer outside, or no loops inside with loads".into());
     }
     if !matches!(func.value(counter).def, Def::Param(block, _) if block == func.body) {
@@ -94,9 +94,4 @@ fn is_same_for_all(func: &Func, v: Value) -> bool {
             data.op.effects() == Effects::Pure && !is_own && data.operands.iter().all(|&v| is_same_for_all(func, v))
         }
     }
-}
-
-/// Whether a block is inside of an op.
-fn is_in(func: &Func, block: BlockId, outer: OpId) -> bool {
-    std::iter::successors(func.owner(block), |&owner| func.parent_op(owner)).any(|owner| owner == outer)
 }

@@ -548,7 +548,7 @@ fn is_around(func: &Func, block: BlockId, all: &[BlockId]) -> bool {
 }
 
 /// Whether a block is inside of another one.
-fn is_within(func: &Func, block: BlockId, outer: BlockId) -> bool {
+pub(super) fn is_within(func: &Func, block: BlockId, outer: BlockId) -> bool {
     let mut owners = std::iter::successors(func.owner(block), |&owner| func.parent_op(owner));
     owners.any(|owner| func.is_in(owner, outer))
 }
