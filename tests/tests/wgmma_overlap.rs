@@ -40,7 +40,8 @@ fn cases() -> Vec<Case> {
         Case { causal: true, warp_specialize: true, ..forward(128) },
         Case { warp_specialize: true, ..case(&FLASH_ATTENTION_BWD_DQ, 64, [128, 64], 32) },
         Case { warp_specialize: true, ..case(&FLASH_ATTENTION_BWD_DQ, 128, [128, 64], 32) },
-        Case { warp_specialize: true, ..case(&FLASH_ATTENTION_BWD_DKDV, 64, [64, 128], 32) },
+        // Of the 32 arguments of exponentials, ptxas moves 8 above the wait.
+        Case { warp_specialize: true, ..case(&FLASH_ATTENTION_BWD_DKDV, 64, [64, 128], 24) },
     ]
 }
 

@@ -138,20 +138,11 @@ impl Lowering<'_> {
         }
         self.warp_barrier();
         let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
-        if !self.is_last_of_region(id) {
-            return self.when(Some(first), |this| this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
-        }
-        // Predicated: a branch would end where the paths around the region meet, and ptxas would take what they give, such as
-        // the slots of rings that a loop around carries, for values that differ between threads: it would keep no
-        // descriptors of `wgmma` in uniform registers.
+        // Predicated: a branch would end where the paths around it meet, and ptxas would take what loops carry there, such as the
+        // slots of rings, for values that differ between threads: it would keep no descriptors of `wgmma` in uniform registers.
         self.e.void(format!(
             "call void asm sideeffect \"@$0 mbarrier.arrive.shared::cta.b64 _, [$1];\", \"b,r,~{{memory}}\"(i1 {first}, ptr addrspace(3) {p}) #1"
         ));
-    }
-
-    fn is_last_of_region(&self, id: OpId) -> bool {
-        let ops = &self.func.block(self.func.parent_block(id)).ops;
-        self.func.position(id) + 2 == ops.len()
     }
 
     /// Arrives at the mbarriers at this address of all CTAs of the cluster: lane `i` of a warp at that of rank `i`, or each lane
