@@ -217,7 +217,9 @@ impl Model<'_> {
         let packed = if matches!(dtype, Some(DType::F16 | DType::BF16)) { 0.5 } else { 1.0 };
         let is_float = dtype.is_some_and(DType::is_float);
         match &data.op {
-            Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) if is_float => (packed, float_rate),
+            Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Rescale) if is_float => {
+                (packed, float_rate)
+            }
             Op::Fma => (packed, float_rate),
             Op::Binary(BinaryOp::Div | BinaryOp::Rem | BinaryOp::CeilDiv) => (SOFTWARE_FUNCTION, float_rate),
             Op::Unary(UnaryOp::Erf | UnaryOp::Exp | UnaryOp::Log | UnaryOp::Sqrt | UnaryOp::Sin | UnaryOp::Cos) => {

@@ -65,7 +65,7 @@ pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
         BinaryOp::Add => x + y,
         BinaryOp::Sub => x - y,
         // May wrap in i128 for u64; the low half is correct.
-        BinaryOp::Mul => x.wrapping_mul(y),
+        BinaryOp::Mul | BinaryOp::Rescale => x.wrapping_mul(y),
         // Division by zero gives zero.
         BinaryOp::Div => x.checked_div(y).unwrap_or(0),
         BinaryOp::CeilDiv => match x.checked_div_euclid(y) {
@@ -93,7 +93,7 @@ fn float_binary(op: BinaryOp, dtype: DType, x: f64, y: f64) -> f64 {
     match op {
         BinaryOp::Add => x + y,
         BinaryOp::Sub => x - y,
-        BinaryOp::Mul => x * y,
+        BinaryOp::Mul | BinaryOp::Rescale => x * y,
         BinaryOp::Div => x / y,
         BinaryOp::Rem => x % y,
         BinaryOp::Min => minimum_number(x, y),

@@ -94,6 +94,8 @@ attr_enum! {
         Shr = "shr",
         /// High half of the full product of two integers.
         MulHi = "mulhi",
+        /// The product, like `mul`, of a tile and factors that are mostly 1: warps whose factors are all 1 may skip it.
+        Rescale = "rescale",
     }
 }
 

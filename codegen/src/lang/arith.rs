@@ -55,6 +55,7 @@ fn symbol(op: BinaryOp) -> &'static str {
         BinaryOp::Shl => "<<",
         BinaryOp::Shr => ">>",
         BinaryOp::MulHi => "umulhi",
+        BinaryOp::Rescale => "rescale",
     }
 }
 
@@ -65,6 +66,7 @@ fn check_op(op: BinaryOp, dtype: DType) {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Mul
+        | BinaryOp::Rescale
         | BinaryOp::Div
         | BinaryOp::Rem
         | BinaryOp::Min
@@ -174,7 +176,7 @@ macro_rules! host_int_operation {
         match $op {
             BinaryOp::Add => $a.checked_add($b),
             BinaryOp::Sub => $a.checked_sub($b),
-            BinaryOp::Mul => $a.checked_mul($b),
+            BinaryOp::Mul | BinaryOp::Rescale => $a.checked_mul($b),
             BinaryOp::Div => $a.checked_div($b),
             BinaryOp::CeilDiv => $a.checked_div($b).zip($a.checked_rem($b)).and_then(|(quotient, rest)| {
                 // `checked_div` truncates: it rounds down if the remainder is not 0 and has the divisor's sign.
@@ -249,7 +251,7 @@ macro_rules! host_pair {
         match $op {
             BinaryOp::Add => a + b,
             BinaryOp::Sub => a - b,
-            BinaryOp::Mul => a * b,
+            BinaryOp::Mul | BinaryOp::Rescale => a * b,
             BinaryOp::Div => a / b,
             BinaryOp::Rem => a % b,
             BinaryOp::Min => a.min(b),
@@ -466,6 +468,9 @@ operators! {
     shr, Shr;
     /// High half of the full product of two integers.
     umulhi, MulHi;
+    /// `x * factor`, for factors that are mostly 1: a warp whose factors are all 1 may skip the multiplications. The
+    /// result is that of `*`.
+    rescale, Rescale;
 }
 
 macro_rules! extrema {

@@ -39,7 +39,7 @@ pub mod tensor;
 #[cfg(test)]
 mod tests;
 
-pub use arith::{Combine, cdiv, maximum, minimum, umulhi};
+pub use arith::{Combine, cdiv, maximum, minimum, rescale, umulhi};
 pub use control::{range, static_assert, static_range};
 pub use create::{arange, full, full_like, num_programs, ones, program_id, scalar, zeros, zeros_like};
 pub use debug::{

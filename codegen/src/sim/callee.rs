@@ -17,6 +17,8 @@ pub enum Callee {
     Shuffle {
         butterfly: bool,
     },
+    /// `vote.sync.any`: whether the argument of a thread of the warp is true.
+    Any,
     WarpBarrier,
     /// `fence.proxy.async` of shared memory.
     ProxyFence,
@@ -39,6 +41,7 @@ impl Callee {
         match name {
             "llvm.nvvm.shfl.sync.bfly.i32" => Callee::Shuffle { butterfly: true },
             "llvm.nvvm.shfl.sync.idx.i32" => Callee::Shuffle { butterfly: false },
+            "llvm.nvvm.vote.any.sync" => Callee::Any,
             "llvm.nvvm.bar.warp.sync" => Callee::WarpBarrier,
             "llvm.nvvm.fence.proxy.async.shared_cta" => Callee::ProxyFence,
             "llvm.nvvm.read.ptx.sreg.tid.x" => Callee::ThreadId,

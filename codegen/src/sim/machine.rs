@@ -636,7 +636,7 @@ impl<'a> Block<'a> {
                     args.iter().map(|(ty, a)| Ok((ty, self.bits(t, a)?))).collect();
                 Ok(Some(intrinsic.evaluate(ty, &values?)?))
             }
-            Callee::Shuffle { .. } | Callee::WarpBarrier => {
+            Callee::Shuffle { .. } | Callee::Any | Callee::WarpBarrier => {
                 self.threads[t].waiting = Some(Waiting::Warp);
                 Ok(None)
             }
@@ -664,6 +664,17 @@ impl<'a> Block<'a> {
                 self.shared.clocks.barrier(members);
                 for &t in members {
                     self.finish(t, None, Value::Undef);
+                    self.threads[t].waiting = None;
+                }
+                Ok(())
+            }
+            Inst::Call { callee: Callee::Any, args, .. } => {
+                let mut any = 0;
+                for &t in members {
+                    any |= self.bits(t, operand(args, 1)?)? & 1;
+                }
+                for &t in members {
+                    self.finish(t, line.result, Value::Bits(any));
                     self.threads[t].waiting = None;
                 }
                 Ok(())

@@ -42,6 +42,7 @@ pub(super) fn binary(cx: &OpCx, op: BinaryOp) -> Check {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Mul
+        | BinaryOp::Rescale
         | BinaryOp::Div
         | BinaryOp::Rem
         | BinaryOp::Min

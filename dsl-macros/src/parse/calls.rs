@@ -170,6 +170,7 @@ functions! {
     maximum(x: Operand, y: Operand, propagate_nan: Plain = False);
     minimum(x: Operand, y: Operand, propagate_nan: Plain = False);
     umulhi(x: Operand, y: Operand);
+    rescale(x: Operand, factor: Operand);
     cdiv(x: Operand, y: Operand);
     where_(condition: Plain, x: Operand, y: Operand);
     clamp(x: Plain, min: Operand, max: Operand, propagate_nan: Plain = False);

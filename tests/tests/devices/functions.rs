@@ -385,3 +385,55 @@ fn classes_of_floats_are_those_of_rust() {
         check::<f64>(&device);
     }
 }
+
+/// Products with the factor of each row, in types whose warps may skip them and in others.
+#[kernel]
+fn rescaled(x: In<f32>, factors: In<f32>, y: Out<f32>, counts: InOut<i32>, #[constexpr] width: usize) {
+    let at = arange(0, 64).expand_dims(1) * width + arange(0, width).expand_dims(0);
+    let (t, f) = (load(x + at), load(factors + arange(0, 64)).expand_dims(1));
+    let mut scaled = t;
+    // In a loop and behind a condition, as well as alone.
+    for i in range(0, 2) {
+        if i == 1 {
+            scaled = rescale(scaled, f);
+        }
+    }
+    store(y + at, scaled);
+    let narrow = rescale(t.to::<f16>(), f.to::<f16>());
+    store(y + 64 * width + at, narrow.to::<f32>());
+    store(counts + arange(0, 64), rescale(load(counts + arange(0, 64)), 3));
+}
+
+/// `rescale` gives the bits of the product, for warps whose factors are all 1, mixed, or none.
+#[test]
+fn rescale_is_the_product() {
+    let special = [0.0f32, -0.0, f32::INFINITY, f32::NEG_INFINITY, 1.0 + f32::EPSILON, -1.0, f32::MIN_POSITIVE, 0.5];
+    for width in [4, 64] {
+        let mut random = Random(7);
+        let mut x: Vec<f32> = (0..64 * width).map(|_| random.between(-1.0, 1.0) as f32).collect();
+        special.iter().enumerate().for_each(|(i, &v)| x[i * 9 * width / 4] = v);
+        for ones in [64, 48, 20, 0] {
+            let factor = |row: usize| if row < ones { 1.0 } else { special[row % special.len()] };
+            let factors: Vec<f32> = (0..64).map(factor).collect();
+            let wide = |at: usize| x[at] * factors[at / width];
+            let narrow = |at: usize| {
+                let [x, f] = [x[at], factors[at / width]].map(|v| f64::from(f16::from_f32(v)));
+                f16::from_f64(x * f).to_f32()
+            };
+            let want: Vec<f32> = (0..64 * width).map(wide).chain((0..64 * width).map(narrow)).collect();
+            for device in devices() {
+                let [x, factors] = [&x, &factors].map(|v| Buffer::from_slice(&device, v).unwrap());
+                let mut y = Buffer::<f32>::poisoned(&device, 128 * width).unwrap();
+                let mut counts = Buffer::from_slice(&device, &[5; 64]).unwrap();
+                Rescaled { x: &x, factors: &factors, y: &mut y, counts: &mut counts, width }
+                    .launch(&device, 1)
+                    .unwrap();
+                let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                let y = y.to_vec().unwrap();
+                let wrong = (0..y.len()).find(|&i| !same(y[i], want[i]));
+                assert_eq!(wrong.map(|i| (i, y[i], want[i])), None, "{device}, width {width}, {ones} rows of 1");
+                assert_eq!(counts.to_vec().unwrap(), [15; 64], "{device}");
+            }
+        }
+    }
+}

@@ -248,7 +248,7 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
             let shift = constant(b).filter(|s| (0..i128::from(a.bits.min(32))).contains(s)).unwrap_or(0);
             info.divisibility.fill((a.divisor_of_all() << shift).min(MAX_DIVISOR));
         }
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::MulHi => {}
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::MulHi | BinaryOp::Rescale => {}
     }
     info
 }

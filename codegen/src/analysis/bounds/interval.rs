@@ -161,7 +161,7 @@ impl Interval {
         match op {
             BinaryOp::Add => a.plus(b),
             BinaryOp::Sub => a.minus(b),
-            BinaryOp::Mul => a.times(b),
+            BinaryOp::Mul | BinaryOp::Rescale => a.times(b),
             BinaryOp::Div => a.quotient(b),
             BinaryOp::CeilDiv => a.quotient_up(b),
             BinaryOp::Rem => a.remainder(b),
@@ -246,7 +246,7 @@ mod tests {
         Some(match op {
             BinaryOp::Add => a + b,
             BinaryOp::Sub => a - b,
-            BinaryOp::Mul => a * b,
+            BinaryOp::Mul | BinaryOp::Rescale => a * b,
             BinaryOp::Div => a.checked_div(b).unwrap_or(0),
             BinaryOp::CeilDiv if b == 0 => 0,
             BinaryOp::CeilDiv => (a as f64 / b as f64).ceil() as i128,

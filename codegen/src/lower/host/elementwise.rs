@@ -80,7 +80,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
         let result = match op {
             BinaryOp::Add => w.inst(format!("fadd {vty} {a}, {b}")),
             BinaryOp::Sub => w.inst(format!("fsub {vty} {a}, {b}")),
-            BinaryOp::Mul => w.inst(format!("fmul {vty} {a}, {b}")),
+            BinaryOp::Mul | BinaryOp::Rescale => w.inst(format!("fmul {vty} {a}, {b}")),
             BinaryOp::Div => w.inst(format!("fdiv {vty} {a}, {b}")),
             BinaryOp::Rem => w.inst(format!("frem {vty} {a}, {b}")),
             // Rounding to e5m2 saturates infinity to the largest number. Other types need no rounding here.
@@ -103,7 +103,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
         // One-bit arithmetic: `add` of bools is their exclusive or, `mul` their conjunction.
         BinaryOp::Add => w.inst(format!("add {vty} {a}, {b}")),
         BinaryOp::Sub => w.inst(format!("sub {vty} {a}, {b}")),
-        BinaryOp::Mul => w.inst(format!("mul {vty} {a}, {b}")),
+        BinaryOp::Mul | BinaryOp::Rescale => w.inst(format!("mul {vty} {a}, {b}")),
         BinaryOp::And => w.inst(format!("and {vty} {a}, {b}")),
         BinaryOp::Or => w.inst(format!("or {vty} {a}, {b}")),
         BinaryOp::Xor => w.inst(format!("xor {vty} {a}, {b}")),

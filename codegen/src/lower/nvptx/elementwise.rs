@@ -59,10 +59,47 @@ impl Lowering<'_> {
                     .collect()
             }
             Op::InlineAsm { .. } => return self.inline_asm(id),
+            Op::Binary(BinaryOp::Rescale) if self.is_skipped_by_warps(result, count) => {
+                self.rescale(&operands[0], &operands[1])
+            }
             _ => self.elementwise_registers(id, &operands, self.equal_registers(result))?,
         };
         self.set(result, regs);
         Ok(())
+    }
+
+    /// Whether a `rescale` is worth a vote of the warp and a branch.
+    fn is_skipped_by_warps(&self, result: Value, registers: usize) -> bool {
+        /// A vote and a branch take about as long as a few multiplications.
+        const FEWEST: usize = 16;
+        self.arch == GpuArch::Sm90a && self.dtype(result) == DType::F32 && registers >= FEWEST
+    }
+
+    /// The products of registers and factors, unless all factors of the warp are 1.
+    fn rescale(&mut self, values: &[Val], factors: &[Val]) -> Vec<Val> {
+        let mut distinct: Vec<&Val> = Vec::new();
+        factors.iter().for_each(|f| {
+            if !distinct.contains(&f) {
+                distinct.push(f);
+            }
+        });
+        let one = literal(Literal::Float(1.0), Elem::Num(DType::F32));
+        let changes = distinct.into_iter().map(|f| self.e.inst(format!("fcmp une float {f}, {one}")));
+        let changes: Vec<Val> = changes.collect();
+        let own = changes.into_iter().reduce(|a, b| self.e.inst(format!("or i1 {a}, {b}")));
+        let own = own.unwrap_or_else(|| "false".into());
+        let any = self.e.call("i1", "llvm.nvvm.vote.any.sync", &[("i32", "-1"), ("i1", &own)]);
+        let (scale, join) = (self.e.new_label("scale"), self.e.new_label("scaled"));
+        let from = self.e.label();
+        self.e.branch_if(&any, &scale, &join);
+        self.e.start_block(&scale);
+        let products: Vec<Val> =
+            values.iter().zip(factors).map(|(x, f)| self.e.inst(format!("fmul float {x}, {f}"))).collect();
+        self.e.branch(&join);
+        self.e.start_block(&join);
+        let phi =
+            |(x, product): (&Val, &Val)| self.e.inst(format!("phi float [ {x}, %{from} ], [ {product}, %{scale} ]"));
+        values.iter().zip(&products).map(phi).collect()
     }
 
     /// Emits an elementwise op with operands for some registers of the layout, of which each `equal` in a row hold the
@@ -301,7 +338,7 @@ impl Lowering<'_> {
                 match op {
                     BinaryOp::Add => Some("fadd"),
                     BinaryOp::Sub => Some("fsub"),
-                    BinaryOp::Mul => Some("fmul"),
+                    BinaryOp::Mul | BinaryOp::Rescale => Some("fmul"),
                     _ => None,
                 },
             ) {
@@ -314,7 +351,7 @@ impl Lowering<'_> {
                 match op {
                     BinaryOp::Add => this.e.inst(format!("fadd {contract}{ty} {a}, {b}")),
                     BinaryOp::Sub => this.e.inst(format!("fsub {contract}{ty} {a}, {b}")),
-                    BinaryOp::Mul => this.e.inst(format!("fmul {contract}{ty} {a}, {b}")),
+                    BinaryOp::Mul | BinaryOp::Rescale => this.e.inst(format!("fmul {contract}{ty} {a}, {b}")),
                     // Two units in the last place over the whole range; `div.rn` calls a subroutine.
                     BinaryOp::Div if bits == 32 => this.e.inst(format!(
                         "call float asm \"div.full.f32 $0, $1, $2;\", \"=f,f,f\"(float {a}, float {b}) #2"
@@ -343,7 +380,7 @@ impl Lowering<'_> {
         let text = match op {
             BinaryOp::Add => format!("add {ty} {a}, {b}"),
             BinaryOp::Sub => format!("sub {ty} {a}, {b}"),
-            BinaryOp::Mul => format!("mul {ty} {a}, {b}"),
+            BinaryOp::Mul | BinaryOp::Rescale => format!("mul {ty} {a}, {b}"),
             BinaryOp::Div | BinaryOp::Rem => {
                 let any = num::int_range(d);
                 return self.integer_division(op == BinaryOp::Rem, d, (a, b), [any, any]);

@@ -71,6 +71,7 @@ fn is_defined(op: BinaryOp, dtype: DType, b: u64) -> bool {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Mul
+        | BinaryOp::Rescale
         | BinaryOp::Min
         | BinaryOp::Max
         | BinaryOp::And

@@ -31,7 +31,13 @@ fn is_commutative(op: BinaryOp) -> bool {
         | BinaryOp::Or
         | BinaryOp::Xor
         | BinaryOp::MulHi => true,
-        BinaryOp::Sub | BinaryOp::Div | BinaryOp::CeilDiv | BinaryOp::Rem | BinaryOp::Shl | BinaryOp::Shr => false,
+        BinaryOp::Sub
+        | BinaryOp::Div
+        | BinaryOp::CeilDiv
+        | BinaryOp::Rem
+        | BinaryOp::Shl
+        | BinaryOp::Shr
+        | BinaryOp::Rescale => false,
     }
 }
 
@@ -68,14 +74,14 @@ fn is_right_identity(op: BinaryOp, dtype: DType, c: u64) -> bool {
             // −0 + 0 is +0: the only identity of addition is −0.
             BinaryOp::Add => zero_with(true),
             BinaryOp::Sub => zero_with(false),
-            BinaryOp::Mul | BinaryOp::Div => c == 1.0,
+            BinaryOp::Mul | BinaryOp::Rescale | BinaryOp::Div => c == 1.0,
             _ => false,
         };
     }
     let value = num::decode_int(dtype, c);
     match op {
         BinaryOp::Add | BinaryOp::Sub | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => value == 0,
-        BinaryOp::Mul | BinaryOp::Div | BinaryOp::CeilDiv => value == 1,
+        BinaryOp::Mul | BinaryOp::Rescale | BinaryOp::Div | BinaryOp::CeilDiv => value == 1,
         BinaryOp::And => c == ones(dtype),
         BinaryOp::Min => value == num::int_range(dtype).1,
         BinaryOp::Max => value == num::int_range(dtype).0,
@@ -90,7 +96,7 @@ fn is_right_absorber(op: BinaryOp, dtype: DType, c: u64) -> bool {
     }
     let value = num::decode_int(dtype, c);
     match op {
-        BinaryOp::Mul | BinaryOp::And | BinaryOp::MulHi => value == 0,
+        BinaryOp::Mul | BinaryOp::Rescale | BinaryOp::And | BinaryOp::MulHi => value == 0,
         BinaryOp::Or => c == ones(dtype),
         BinaryOp::Min => value == num::int_range(dtype).0,
         BinaryOp::Max => value == num::int_range(dtype).1,

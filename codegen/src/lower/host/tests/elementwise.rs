@@ -42,6 +42,7 @@ fn allowed(op: BinaryOp, d: DType) -> bool {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Mul
+        | BinaryOp::Rescale
         | BinaryOp::Div
         | BinaryOp::Rem
         | BinaryOp::Min
