@@ -370,7 +370,10 @@ pub(super) fn tiles_of_split(
 /// One step of the online softmax: adds a tile of scores and values to `acc` = Σ p V and `total` = Σ p, where p =
 /// 2^(scale2 · score − row_max), and updates the running maximum. Returns the new `acc`, maximum and `total`.
 ///
-/// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be.
+/// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be. With heads of up to
+/// 64, where arithmetic takes longer than the dots, it moves only if p would exceed 2⁸ otherwise, so that most tiles of a warp leave
+/// `acc` as it is (FlashAttention-4, `flash_attn/cute/softmax.py`). Wider heads are slower with it
+/// (`harness/records/2026-11-28-h200-attention-rescale.jsonl`).
 #[device_fn]
 fn online_softmax<T: Float>(
     acc: Tile<f32>,
@@ -381,11 +384,16 @@ fn online_softmax<T: Float>(
     scale2: Scalar<f32>,
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
-    let row_max = maximum(prev_max, max(scores, axis = 1) * scale2);
+    let is_lazy = acc.shape()[1] <= 64;
+    let tile_max = max(scores, axis = 1) * scale2;
+    let row_max =
+        if is_lazy { where_(tile_max > prev_max + 8.0, tile_max, prev_max) } else { maximum(prev_max, tile_max) };
     let p = exp2(scores * scale2 - row_max.expand_dims(1));
-    let rescale = exp2(prev_max - row_max);
-    let acc = dot(p.to::<T>(), v, acc = acc * rescale.expand_dims(1), input_precision = precision);
-    (acc, row_max, total * rescale + sum(p, axis = 1))
+    let factor = exp2(prev_max - row_max);
+    let column = factor.expand_dims(1);
+    let acc = if is_lazy { rescale(acc, column) } else { acc * column };
+    let acc = dot(p.to::<T>(), v, acc = acc, input_precision = precision);
+    (acc, row_max, total * factor + sum(p, axis = 1))
 }
 
 /// The grid of the forward kernel, for tiles of all programs that share a block.
