@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use half::{bf16, f16};
-use tilewright::autotune::{self, Choice};
+use tilewright::autotune;
 use tilewright::bench::{Timing, do_bench};
 use tilewright::codegen::lang::Precision;
-use tilewright::kernels::attention::config::is_sub_wave;
 use tilewright::kernels::attention::reference::Problem;
 use tilewright::kernels::attention::{Backward, Options, Tiles};
 use tilewright::kernels::{Tensor, TensorMut, weighted_sum};
@@ -116,49 +115,20 @@ impl Plan {
                 autotune::tuning(&tuning, || step.run(&options)).0?;
             }
         }
-        let chosen = autotune::current_choices();
+        let taken = tiles::taken::<T>(&self.problem, self.precision, step.device(), one_pass);
         let names = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
         let mut tiles = Vec::new();
-        for (given, name) in self.tiles.iter().zip(names) {
+        for ((given, taken), name) in self.tiles.iter().zip(taken).zip(names) {
             // One-pass backward has no dQ kernel: its tiles are unused.
             if one_pass && name == names[2] {
                 tiles.push(tiles[1]);
                 continue;
             }
-            let known =
-                || chosen.iter().find(|choice| self.is_for_this_case::<T>(choice, name, step.device(), one_pass));
-            let tile = given.or_else(|| known().and_then(|choice| Tiles::of(&choice.config)));
-            tiles.push(tile.ok_or_else(|| {
+            tiles.push(given.or(taken).ok_or_else(|| {
                 BenchError::Unsupported(format!("internal error: no tiles of {name}; please report this"))
             })?);
         }
         Ok([tiles[0], tiles[1], tiles[2]])
-    }
-
-    /// Whether an autotuner choice of this process is for this case.
-    fn is_for_this_case<T: Number>(&self, choice: &Choice, kernel: &str, device: &Device, one_pass: bool) -> bool {
-        let precision = match (T::dtype().bytes(), device.is_cuda()) {
-            (4, true) => self.precision.unwrap_or(Precision::Tf32x3),
-            (4, false) => self.precision.unwrap_or(Precision::Ieee),
-            _ => Precision::Ieee,
-        };
-        let p = &self.problem;
-        let bucket = |n: usize| autotune::size_bucket(n as i64);
-        let key = format!(
-            "T={},R={},R=f32,d={},causal={},precision={},n_q<={},n_k<={},sub_wave={}",
-            T::dtype(),
-            T::dtype(),
-            p.d,
-            p.causal,
-            precision.name(),
-            bucket(p.n_q),
-            bucket(p.n_k),
-            is_sub_wave(p.batch * p.heads_q, p.n_q),
-        );
-        // The key of the dK/dV kernel also has the mode of dQ. Partial results of splits are f32.
-        let mode = format!("one_pass={one_pass}");
-        let same = |word: &str| key.split(',').any(|mine| mine == word) || word == mode;
-        choice.kernel == kernel && choice.key.split(',').all(same)
     }
 }
 

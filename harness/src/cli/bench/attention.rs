@@ -144,10 +144,11 @@ impl<'a, T: Number> Bench<'a, T> {
     }
 
     fn run(mut self, recorder: &mut Recorder) -> Result<()> {
+        let [fwd, dkdv, dq] = self.tiles_of_launches();
         let [fwd_tiles, dkdv_tiles, dq_tiles] = [
-            self.candidates(Pass::Forward, &self.arguments.fwd_tiles),
-            self.candidates(Pass::Dkdv, &self.arguments.dkdv_tiles),
-            self.candidates(Pass::Dq, &self.arguments.dq_tiles),
+            self.candidates(Pass::Forward, &self.arguments.fwd_tiles, fwd),
+            self.candidates(Pass::Dkdv, &self.arguments.dkdv_tiles, dkdv),
+            self.candidates(Pass::Dq, &self.arguments.dq_tiles, dq),
         ];
         let mut best = TileChoice { fwd: fwd_tiles[0], dkdv: dkdv_tiles[0], dq: dq_tiles[0] };
         let mut forward_ms = f64::INFINITY;
@@ -198,8 +199,29 @@ impl<'a, T: Number> Bench<'a, T> {
         self.record(recorder, "candle_fwd", "matmul softmax matmul".to_string(), 1.0, &measured)
     }
 
-    /// Returns the tiles to measure for one pass: those of the command line, else the default and, in a sweep, others.
-    fn candidates(&self, pass: Pass, given: &[Tiles]) -> Vec<Tiles> {
+    /// The tiles that a launch without given ones takes: measured ones, or those that ship for the GPU. Launches what needs them.
+    /// What fails here fails again as a row, with its message.
+    fn tiles_of_launches(&mut self) -> [Option<Tiles>; 3] {
+        let Arguments { fwd_tiles, dkdv_tiles, dq_tiles, forward_only, .. } = self.arguments;
+        let backward = if self.one_pass { Backward::OnePass } else { Backward::TwoPass };
+        let given = |tiles: &[Tiles]| tiles.first().copied();
+        let options = Options {
+            backward,
+            forward_tiles: given(fwd_tiles),
+            dkdv_tiles: given(dkdv_tiles),
+            dq_tiles: given(dq_tiles),
+            ..Options::new(self.problem.causal)
+        };
+        let need_backward = !forward_only && (dkdv_tiles.is_empty() || dq_tiles.is_empty() && !self.one_pass);
+        if (fwd_tiles.is_empty() || need_backward) && self.full.forward(&options).is_ok() && need_backward {
+            let _ = self.full.backward(&options);
+        }
+        tiles::taken::<T>(&self.problem, None, self.device, self.one_pass)
+    }
+
+    /// Returns the tiles to measure for one pass: those of the command line, else those of a launch (`taken`), or the default, and,
+    /// in a sweep, others.
+    fn candidates(&self, pass: Pass, given: &[Tiles], taken: Option<Tiles>) -> Vec<Tiles> {
         if !given.is_empty() {
             return given.to_vec();
         }
@@ -208,7 +230,7 @@ impl<'a, T: Number> Bench<'a, T> {
         let has_ranges = window.is_some() || prefix.is_some() || documents.is_some();
         let has_derivative = softcap.is_some();
         let modified = modified_tiles(pass, d, bytes, &target, has_ranges, has_derivative);
-        let mut list = vec![modified.unwrap_or_else(|| default_tiles(pass, d, bytes, &target))];
+        let mut list = vec![modified.or(taken).unwrap_or_else(|| default_tiles(pass, d, bytes, &target))];
         if self.arguments.sweep {
             let others = tiles::sweep(pass).into_iter().filter(|&tiles| tiles != list[0]);
             list.extend(others.collect::<Vec<_>>());

@@ -6,9 +6,15 @@
 //! `replicas=4` lets four programs of the forward kernel share a block and its loads, and with `persistent` they
 //! compute tile after tile. The older words `turns` (pingpong) and `bulk` (tma) are accepted too.
 
+use tilewright::Device;
+use tilewright::autotune::{self, Choice};
+use tilewright::codegen::lang::Precision;
 use tilewright::codegen::target::Schedule;
-use tilewright::kernels::attention::config::Pass;
+use tilewright::kernels::attention::config::{Pass, is_sub_wave};
+use tilewright::kernels::attention::reference::Problem;
 use tilewright::kernels::attention::{Backward, Tiles};
+
+use super::data::Number;
 
 /// The options that say how the backward pass computes dQ.
 #[derive(clap::Args, Clone, Debug)]
@@ -31,6 +37,40 @@ impl Passes {
             false => Backward::Auto,
         }
     }
+}
+
+/// The tiles that launches of this process took from the tuner for a problem, of the forward, the dK/dV and the dQ kernel.
+/// `None` for a kernel that was not launched, or with tiles that are not the tuner's.
+pub fn taken<T: Number>(
+    problem: &Problem,
+    precision: Option<Precision>,
+    device: &Device,
+    one_pass: bool,
+) -> [Option<Tiles>; 3] {
+    let precision = match (T::dtype().bytes(), device.is_cuda()) {
+        (4, true) => precision.unwrap_or(Precision::Tf32x3),
+        (4, false) => precision.unwrap_or(Precision::Ieee),
+        _ => Precision::Ieee,
+    };
+    let bucket = |n: usize| autotune::size_bucket(n as i64);
+    // Partial results of splits are f32. The key of the dK/dV kernel also has the mode of dQ.
+    let key = format!(
+        "T={},R={},R=f32,d={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
+        T::dtype(),
+        T::dtype(),
+        problem.d,
+        problem.causal,
+        precision.name(),
+        bucket(problem.n_q),
+        bucket(problem.n_k),
+        is_sub_wave(problem.batch * problem.heads_q, problem.n_q),
+    );
+    let is_for_this = |choice: &Choice| choice.key.split(',').all(|word| key.split(',').any(|mine| mine == word));
+    let choices = autotune::current_choices();
+    ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"].map(|kernel| {
+        let choice = choices.iter().find(|choice| choice.kernel == kernel && is_for_this(choice))?;
+        Tiles::of(&choice.config)
+    })
 }
 
 /// Parses `q_tile,k_tile,warps,stages` and schedule hints.
