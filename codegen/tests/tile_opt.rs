@@ -109,3 +109,24 @@ fn reduces_what_makes_a_pass_panic() {
     let out = succeeds(&["-", "--passes", "assign_layouts", "--reduce"], text);
     assert!(out.contains("advance") && !out.contains("exp"), "{out}");
 }
+
+/// Output that nobody reads is no error; output that cannot be written is one, and never a panic.
+#[test]
+fn output_that_cannot_be_written() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+    let run = |args: &[&str], stdout: Stdio, stderr: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tile-opt"));
+        command.args(args).stdin(Stdio::null()).stdout(stdout).stderr(stderr).output().expect("tile-opt ends")
+    };
+    for args in [&["--ops"][..], &["--list-passes"]] {
+        let output = run(args, full().into(), Stdio::piped());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && message.contains("standard output"), "{args:?}: {message}");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = run(args, writer.into(), Stdio::piped());
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let output = run(&["/no/such/file"], Stdio::piped(), full().into());
+    assert_eq!(output.status.code(), Some(1));
+}

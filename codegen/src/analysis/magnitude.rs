@@ -47,7 +47,7 @@ fn bound_to_depth(func: &Func, v: Value, depth: usize) -> Option<f64> {
         Op::Unary(UnaryOp::Neg | UnaryOp::Abs) | Op::Cast => operand(0),
         Op::Unary(UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Rint) => operand(0).map(|x| x + 1.0),
         Op::Binary(BinaryOp::Add | BinaryOp::Sub) => operand(0).zip(operand(1)).map(|(x, y)| x + y),
-        Op::Binary(BinaryOp::Mul) => operand(0).zip(operand(1)).map(|(x, y)| x * y),
+        Op::Binary(BinaryOp::Mul | BinaryOp::Rescale) => operand(0).zip(operand(1)).map(|(x, y)| x * y),
         Op::Select => operand(1).zip(operand(2)).map(|(x, y)| x.max(y)),
         _ => None,
     };

@@ -65,7 +65,7 @@ pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
         BinaryOp::Add => x + y,
         BinaryOp::Sub => x - y,
         // May wrap in i128 for u64; the low half is correct.
-        BinaryOp::Mul | BinaryOp::Rescale => x.wrapping_mul(y),
+        BinaryOp::Mul => x.wrapping_mul(y),
         // Division by zero gives zero.
         BinaryOp::Div => x.checked_div(y).unwrap_or(0),
         BinaryOp::CeilDiv => match x.checked_div_euclid(y) {
@@ -85,6 +85,7 @@ pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
         BinaryOp::Shr => x >> 127,
         BinaryOp::MulHi if dtype == DType::U64 => ((x as u128 * y as u128) >> 64) as i128,
         BinaryOp::MulHi => (x * y) >> width,
+        BinaryOp::Rescale => panic!("internal compiler error: {} of {dtype}; please report this", op.name()),
     };
     encode_int(dtype, value)
 }

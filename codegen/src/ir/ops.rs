@@ -94,8 +94,16 @@ attr_enum! {
         Shr = "shr",
         /// High half of the full product of two integers.
         MulHi = "mulhi",
-        /// The product, like `mul`, of a tile and factors that are mostly 1: warps whose factors are all 1 may skip it.
+        /// The product of floats and factors that are mostly 1: warps whose factors are all 1 may skip it. It is never a part of
+        /// a fused multiply-add.
         Rescale = "rescale",
+    }
+}
+
+impl BinaryOp {
+    /// The ops that integers have.
+    pub fn of_integers() -> impl Iterator<Item = BinaryOp> {
+        BinaryOp::ALL.iter().copied().filter(|&op| op != BinaryOp::Rescale)
     }
 }
 

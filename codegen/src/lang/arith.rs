@@ -66,13 +66,13 @@ fn check_op(op: BinaryOp, dtype: DType) {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Mul
-        | BinaryOp::Rescale
         | BinaryOp::Div
         | BinaryOp::Rem
         | BinaryOp::Min
         | BinaryOp::Max => (dtype != DType::Bool, "numbers"),
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => (!dtype.is_float(), "integers or bool"),
         BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => (dtype.is_int(), "integers"),
+        BinaryOp::Rescale => (dtype.is_float(), "floats"),
     };
     let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
     if !legal {
@@ -176,7 +176,7 @@ macro_rules! host_int_operation {
         match $op {
             BinaryOp::Add => $a.checked_add($b),
             BinaryOp::Sub => $a.checked_sub($b),
-            BinaryOp::Mul | BinaryOp::Rescale => $a.checked_mul($b),
+            BinaryOp::Mul => $a.checked_mul($b),
             BinaryOp::Div => $a.checked_div($b),
             BinaryOp::CeilDiv => $a.checked_div($b).zip($a.checked_rem($b)).and_then(|(quotient, rest)| {
                 // `checked_div` truncates: it rounds down if the remainder is not 0 and has the divisor's sign.
@@ -190,7 +190,7 @@ macro_rules! host_int_operation {
             BinaryOp::Xor => Some($a ^ $b),
             BinaryOp::Shl => u32::try_from($b).ok().and_then(|n| $a.checked_shl(n)),
             BinaryOp::Shr => u32::try_from($b).ok().and_then(|n| $a.checked_shr(n)),
-            BinaryOp::MulHi => None,
+            BinaryOp::MulHi | BinaryOp::Rescale => None,
         }
     };
 }
@@ -468,8 +468,8 @@ operators! {
     shr, Shr;
     /// High half of the full product of two integers.
     umulhi, MulHi;
-    /// `x * factor`, for factors that are mostly 1: a warp whose factors are all 1 may skip the multiplications. The
-    /// result is that of `*`.
+    /// `x * factor` of floats, for factors that are mostly 1: a warp whose factors are all 1 may skip the multiplications. The
+    /// product is rounded by itself, also where `*` would become a part of a fused multiply-add.
     rescale, Rescale;
 }
 

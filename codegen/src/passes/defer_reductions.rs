@@ -85,7 +85,8 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
 
 /// The product of `param` and another value, if `v` is one.
 fn scale_of(func: &Func, v: Value, param: Value) -> Option<Scale> {
-    let mul = func.def_op(v).filter(|&op| func.op(op).op == Op::Binary(BinaryOp::Mul))?;
+    let is_product = |&op: &OpId| matches!(func.op(op).op, Op::Binary(BinaryOp::Mul | BinaryOp::Rescale));
+    let mul = func.def_op(v).filter(is_product)?;
     match func.op(mul).operands[..] {
         [a, by] | [by, a] if a == param && by != param => Some(Scale { mul, by }),
         _ => None,

@@ -295,8 +295,11 @@ impl Gen<'_> {
         use BinaryOp::*;
         let op = match dtype {
             DType::Bool => self.rng.pick(&[And, Or, Xor]),
-            d if d.is_float() => self.rng.pick(&[Add, Sub, Mul, Div, Rem, Min, Max]),
-            _ => self.rng.pick(BinaryOp::ALL),
+            d if d.is_float() => self.rng.pick(&[Add, Sub, Mul, Rescale, Div, Rem, Min, Max]),
+            _ => {
+                let ops: Vec<BinaryOp> = BinaryOp::of_integers().collect();
+                self.rng.pick(&ops)
+            }
         };
         b.binary(op, left, right)
     }

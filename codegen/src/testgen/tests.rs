@@ -100,6 +100,7 @@ fn programs_have_every_kind_of_op() {
         "splat",
         "exp2",
         "mulhi",
+        "rescale",
         "shl",
         "cmp_ne",
         "num_programs",

@@ -42,7 +42,6 @@ pub(super) fn binary(cx: &OpCx, op: BinaryOp) -> Check {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Mul
-        | BinaryOp::Rescale
         | BinaryOp::Div
         | BinaryOp::Rem
         | BinaryOp::Min
@@ -51,6 +50,7 @@ pub(super) fn binary(cx: &OpCx, op: BinaryOp) -> Check {
         BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
             numbers(cx, 0, "integers", DType::is_int)?;
         }
+        BinaryOp::Rescale => numbers(cx, 0, "floats", DType::is_float)?,
     }
     same_type_as_first(cx)?;
     cx.result_is(0, cx.operand(0))

@@ -161,7 +161,7 @@ impl Interval {
         match op {
             BinaryOp::Add => a.plus(b),
             BinaryOp::Sub => a.minus(b),
-            BinaryOp::Mul | BinaryOp::Rescale => a.times(b),
+            BinaryOp::Mul => a.times(b),
             BinaryOp::Div => a.quotient(b),
             BinaryOp::CeilDiv => a.quotient_up(b),
             BinaryOp::Rem => a.remainder(b),
@@ -175,7 +175,7 @@ impl Interval {
             BinaryOp::Shr if b == Interval::point(b.low) && (0..63).contains(&b.low) => {
                 a.bounded(b, |a, b| Interval { low: a.low >> b.low, high: a.high >> b.low })
             }
-            BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => Interval::ANY,
+            BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi | BinaryOp::Rescale => Interval::ANY,
         }
     }
 
@@ -246,7 +246,7 @@ mod tests {
         Some(match op {
             BinaryOp::Add => a + b,
             BinaryOp::Sub => a - b,
-            BinaryOp::Mul | BinaryOp::Rescale => a * b,
+            BinaryOp::Mul => a * b,
             BinaryOp::Div => a.checked_div(b).unwrap_or(0),
             BinaryOp::CeilDiv if b == 0 => 0,
             BinaryOp::CeilDiv => (a as f64 / b as f64).ceil() as i128,
@@ -258,7 +258,7 @@ mod tests {
             BinaryOp::Xor => a ^ b,
             BinaryOp::Shl => a << u32::try_from(b).ok()?,
             BinaryOp::Shr => a >> u32::try_from(b).ok()?,
-            BinaryOp::MulHi => return None,
+            BinaryOp::MulHi | BinaryOp::Rescale => return None,
         })
     }
 

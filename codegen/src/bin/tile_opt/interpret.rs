@@ -157,26 +157,22 @@ impl Buffer {
     }
 }
 
-impl Results {
-    /// Prints the lines of `device_print`, and the hash and first elements of each buffer.
-    pub fn show(&self) {
-        for line in &self.prints {
-            println!("// print: {line}");
-        }
+/// The lines of `device_print`, and the hash and first elements of each buffer.
+impl std::fmt::Display for Results {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        self.prints.iter().try_for_each(|line| writeln!(f, "// print: {line}"))?;
         for buffer in &self.buffers {
             let count = buffer.bytes.len() / buffer.dtype.bytes();
             let first: Vec<String> = (0..count.min(SHOWN)).map(|i| buffer.value(i)).collect();
             let more = if count > SHOWN { ", …" } else { "" };
-            println!(
-                "// {}: {count} {}, hash {:016x}, [{}{more}]",
-                buffer.name,
-                buffer.dtype,
-                buffer.hash(),
-                first.join(", ")
-            );
+            let (name, dtype, hash) = (&buffer.name, buffer.dtype, buffer.hash());
+            writeln!(f, "// {name}: {count} {dtype}, hash {hash:016x}, [{}{more}]", first.join(", "))?;
         }
+        Ok(())
     }
+}
 
+impl Results {
     /// Compares two runs. NaNs are equal to each other.
     ///
     /// # Errors

@@ -131,7 +131,7 @@ fn main() -> ExitCode {
     match tile_opt(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("tile-opt: {message}");
+            say(format_args!("tile-opt: {message}"));
             ExitCode::FAILURE
         }
     }
@@ -139,12 +139,11 @@ fn main() -> ExitCode {
 
 fn tile_opt(cli: &Cli) -> Result<(), String> {
     if cli.ops {
-        list_ops();
-        return Ok(());
+        return show(format_args!("{}", list_of_ops()));
     }
     if cli.list_passes {
         for (name, summary) in run::names() {
-            println!("{name:<16} {summary}");
+            show(format_args!("{name:<16} {summary}\n"))?;
         }
         return Ok(());
     }
@@ -159,7 +158,7 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
     let mut out = func.clone();
     for (pass, time) in steps.run(&mut out, cli.verify_each)? {
         if cli.time_passes {
-            eprintln!("{pass:<16} {:>9.3} ms", time.as_secs_f64() * 1e3);
+            say(format_args!("{pass:<16} {:>9.3} ms", time.as_secs_f64() * 1e3));
         }
     }
     verify_func(&out).map_err(|e| format!("the passes leave a function that is not valid:\n{e}"))?;
@@ -177,7 +176,7 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
     }
     if cli.interpret.interpret {
         let after = cli.interpret.run(&out)?;
-        after.show();
+        show(format_args!("{after}"))?;
         if !cli.passes.is_empty() {
             after.same_as(&cli.interpret.run(&func)?).map_err(|e| format!("the passes change the results: {e}"))?;
         }
@@ -191,6 +190,11 @@ fn show(text: std::fmt::Arguments) -> Result<(), String> {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("standard output: {e}")),
         _ => Ok(()),
     }
+}
+
+/// Writes a line to standard error, if that is possible.
+fn say(line: std::fmt::Arguments) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// The text of a file, up to the `// expect:` line of a text test.
@@ -233,36 +237,32 @@ fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
         }
     };
     let message = failure(func).ok_or("the passes do not fail on this function, so there is nothing to reduce")?;
-    eprintln!("reducing a function of {} ops that fails: {message}", func.walk().len());
+    say(format_args!("reducing a function of {} ops that fails: {message}", func.walk().len()));
     let small = reduce::reduce(func, &mut |f| failure(f).is_some());
-    eprintln!("{} ops remain and fail: {}", small.walk().len(), failure(&small).unwrap_or_default());
+    say(format_args!("{} ops remain and fail: {}", small.walk().len(), failure(&small).unwrap_or_default()));
     show(format_args!("{}", text::print(&small)))
 }
 
-fn list_ops() {
+fn list_of_ops() -> String {
     let stage = |s: Stage| match s {
         Stage::Tile => "tile",
         Stage::Layout => "layout",
         Stage::Schedule => "schedule",
         Stage::Async => "async",
     };
-    println!(
-        "Elementwise functions of one operand: {}",
-        names(tilewright_codegen::ir::UnaryOp::ALL.iter().map(|o| o.name()))
+    let mut text = format!(
+        "Elementwise functions of one operand: {}\nElementwise functions of two operands: {}\nComparisons: {}\n",
+        names(tilewright_codegen::ir::UnaryOp::ALL.iter().map(|o| o.name())),
+        names(tilewright_codegen::ir::BinaryOp::ALL.iter().map(|o| o.name())),
+        names(tilewright_codegen::ir::CmpOp::ALL.iter().map(|o| o.name()))
     );
-    println!(
-        "Elementwise functions of two operands: {}",
-        names(tilewright_codegen::ir::BinaryOp::ALL.iter().map(|o| o.name()))
-    );
-    println!("Comparisons: {}", names(tilewright_codegen::ir::CmpOp::ALL.iter().map(|o| o.name())));
     for info in Op::TABLE {
         let attributes =
             if info.attributes.is_empty() { String::new() } else { format!(" {{{}}}", info.attributes.join(", ")) };
-        println!("\n{}{attributes}  (from stage {})", info.mnemonic, stage(info.stage));
-        for line in info.doc.lines() {
-            println!("   {line}");
-        }
+        text += &format!("\n{}{attributes}  (from stage {})\n", info.mnemonic, stage(info.stage));
+        info.doc.lines().for_each(|line| text += &format!("   {line}\n"));
     }
+    text
 }
 
 fn names<'a>(list: impl Iterator<Item = &'a str>) -> String {

@@ -45,7 +45,7 @@ impl Steps {
             let notes = panic::catch_unwind(AssertUnwindSafe(|| pass(func)))
                 .map_err(|cause| format!("pass {name} panicked: {}", message(&*cause)))?
                 .map_err(|e| format!("pass {name}: {e}"))?;
-            notes.iter().for_each(|note| eprintln!("note: {note}"));
+            notes.iter().for_each(|note| super::say(format_args!("note: {note}")));
             times.push((name.as_str(), start.elapsed()));
             if verify {
                 super::verify_func(func)

@@ -103,7 +103,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
         // One-bit arithmetic: `add` of bools is their exclusive or, `mul` their conjunction.
         BinaryOp::Add => w.inst(format!("add {vty} {a}, {b}")),
         BinaryOp::Sub => w.inst(format!("sub {vty} {a}, {b}")),
-        BinaryOp::Mul | BinaryOp::Rescale => w.inst(format!("mul {vty} {a}, {b}")),
+        BinaryOp::Mul => w.inst(format!("mul {vty} {a}, {b}")),
         BinaryOp::And => w.inst(format!("and {vty} {a}, {b}")),
         BinaryOp::Or => w.inst(format!("or {vty} {a}, {b}")),
         BinaryOp::Xor => w.inst(format!("xor {vty} {a}, {b}")),
@@ -111,6 +111,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
         BinaryOp::Max => call_same(w, if signed { "llvm.smax" } else { "llvm.umax" }, ty, lanes, &[a, b]),
         BinaryOp::Div | BinaryOp::Rem => integer_division(w, op == BinaryOp::Rem, d, lanes, a, b),
         BinaryOp::CeilDiv => ceil_div(w, d, lanes, a, b),
+        BinaryOp::Rescale => panic!("internal compiler error: `rescale` of {d}; please report this"),
         BinaryOp::Shl | BinaryOp::Shr => shift(w, op == BinaryOp::Shl, d, lanes, a, b),
         BinaryOp::MulHi => {
             let wide = vector(&format!("i{}", 2 * d.bits()), lanes);

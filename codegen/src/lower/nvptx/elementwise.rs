@@ -7,6 +7,7 @@ use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Elem, Literal, Op, OpId, UnaryO
 use crate::lower::host::math;
 use crate::num;
 use crate::target::GpuArch;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 /// The literal as an LLVM constant of this type.
@@ -59,7 +60,7 @@ impl Lowering<'_> {
                     .collect()
             }
             Op::InlineAsm { .. } => return self.inline_asm(id),
-            Op::Binary(BinaryOp::Rescale) if self.is_skipped_by_warps(result, count) => {
+            Op::Binary(BinaryOp::Rescale) if self.is_skipped_by_warps(result, &operands[1]) => {
                 self.rescale(&operands[0], &operands[1])
             }
             _ => self.elementwise_registers(id, &operands, self.equal_registers(result))?,
@@ -68,28 +69,28 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Whether a `rescale` is worth a vote of the warp and a branch.
-    fn is_skipped_by_warps(&self, result: Value, registers: usize) -> bool {
+    /// Whether warps vote, and skip a `rescale`.
+    fn is_skipped_by_warps(&self, result: Value, factors: &[Val]) -> bool {
         /// A vote and a branch take about as long as a few multiplications.
         const FEWEST: usize = 16;
-        self.arch == GpuArch::Sm90a && self.dtype(result) == DType::F32 && registers >= FEWEST
+        let distinct: HashSet<&Val> = factors.iter().collect();
+        // Each factor takes a comparison.
+        let pays = factors.len() >= FEWEST && 4 * distinct.len() <= factors.len();
+        self.arch == GpuArch::Sm90a && self.dtype(result) == DType::F32 && pays
     }
 
     /// The products of registers and factors, unless all factors of the warp are 1.
     fn rescale(&mut self, values: &[Val], factors: &[Val]) -> Vec<Val> {
-        let mut distinct: Vec<&Val> = Vec::new();
-        factors.iter().for_each(|f| {
-            if !distinct.contains(&f) {
-                distinct.push(f);
-            }
-        });
         let one = literal(Literal::Float(1.0), Elem::Num(DType::F32));
-        let changes = distinct.into_iter().map(|f| self.e.inst(format!("fcmp une float {f}, {one}")));
-        let changes: Vec<Val> = changes.collect();
-        let own = changes.into_iter().reduce(|a, b| self.e.inst(format!("or i1 {a}, {b}")));
-        let own = own.unwrap_or_else(|| "false".into());
-        let any = self.e.call("i1", "llvm.nvvm.vote.any.sync", &[("i32", "-1"), ("i1", &own)]);
-        let (scale, join) = (self.e.new_label("scale"), self.e.new_label("scaled"));
+        let mut compared: HashSet<&Val> = HashSet::new();
+        let mut changes: Val = "false".into();
+        for factor in factors.iter().filter(|&f| compared.insert(f)) {
+            let own = self.e.inst(format!("fcmp une float {factor}, {one}"));
+            changes = self.e.inst(format!("or i1 {changes}, {own}"));
+        }
+        let any = self.e.call("i1", "llvm.nvvm.vote.any.sync", &[("i32", "-1"), ("i1", &changes)]);
+        // Named as the blocks of other conditional regions: the simulator's mutants move waits across those.
+        let (scale, join) = (self.e.new_label("when"), self.e.new_label("after"));
         let from = self.e.label();
         self.e.branch_if(&any, &scale, &join);
         self.e.start_block(&scale);
@@ -351,7 +352,8 @@ impl Lowering<'_> {
                 match op {
                     BinaryOp::Add => this.e.inst(format!("fadd {contract}{ty} {a}, {b}")),
                     BinaryOp::Sub => this.e.inst(format!("fsub {contract}{ty} {a}, {b}")),
-                    BinaryOp::Mul | BinaryOp::Rescale => this.e.inst(format!("fmul {contract}{ty} {a}, {b}")),
+                    BinaryOp::Mul => this.e.inst(format!("fmul {contract}{ty} {a}, {b}")),
+                    BinaryOp::Rescale => this.e.inst(format!("fmul {ty} {a}, {b}")),
                     // Two units in the last place over the whole range; `div.rn` calls a subroutine.
                     BinaryOp::Div if bits == 32 => this.e.inst(format!(
                         "call float asm \"div.full.f32 $0, $1, $2;\", \"=f,f,f\"(float {a}, float {b}) #2"
@@ -380,7 +382,7 @@ impl Lowering<'_> {
         let text = match op {
             BinaryOp::Add => format!("add {ty} {a}, {b}"),
             BinaryOp::Sub => format!("sub {ty} {a}, {b}"),
-            BinaryOp::Mul | BinaryOp::Rescale => format!("mul {ty} {a}, {b}"),
+            BinaryOp::Mul => format!("mul {ty} {a}, {b}"),
             BinaryOp::Div | BinaryOp::Rem => {
                 let any = num::int_range(d);
                 return self.integer_division(op == BinaryOp::Rem, d, (a, b), [any, any]);
@@ -389,6 +391,7 @@ impl Lowering<'_> {
                 let any = num::int_range(d);
                 return self.ceil_div(d, (a, b), [any, any]);
             }
+            BinaryOp::Rescale => panic!("internal compiler error: `rescale` of {d}; please report this"),
             BinaryOp::And => format!("and {ty} {a}, {b}"),
             BinaryOp::Or => format!("or {ty} {a}, {b}"),
             BinaryOp::Xor => format!("xor {ty} {a}, {b}"),

@@ -81,11 +81,11 @@ fn is_right_identity(op: BinaryOp, dtype: DType, c: u64) -> bool {
     let value = num::decode_int(dtype, c);
     match op {
         BinaryOp::Add | BinaryOp::Sub | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => value == 0,
-        BinaryOp::Mul | BinaryOp::Rescale | BinaryOp::Div | BinaryOp::CeilDiv => value == 1,
+        BinaryOp::Mul | BinaryOp::Div | BinaryOp::CeilDiv => value == 1,
         BinaryOp::And => c == ones(dtype),
         BinaryOp::Min => value == num::int_range(dtype).1,
         BinaryOp::Max => value == num::int_range(dtype).0,
-        BinaryOp::Rem | BinaryOp::MulHi => false,
+        BinaryOp::Rem | BinaryOp::MulHi | BinaryOp::Rescale => false,
     }
 }
 
@@ -96,7 +96,7 @@ fn is_right_absorber(op: BinaryOp, dtype: DType, c: u64) -> bool {
     }
     let value = num::decode_int(dtype, c);
     match op {
-        BinaryOp::Mul | BinaryOp::Rescale | BinaryOp::And | BinaryOp::MulHi => value == 0,
+        BinaryOp::Mul | BinaryOp::And | BinaryOp::MulHi => value == 0,
         BinaryOp::Or => c == ones(dtype),
         BinaryOp::Min => value == num::int_range(dtype).0,
         BinaryOp::Max => value == num::int_range(dtype).1,
@@ -105,6 +105,7 @@ fn is_right_absorber(op: BinaryOp, dtype: DType, c: u64) -> bool {
         | BinaryOp::Div
         | BinaryOp::CeilDiv
         | BinaryOp::Rem
+        | BinaryOp::Rescale
         | BinaryOp::Xor
         | BinaryOp::Shl
         | BinaryOp::Shr => false,

@@ -42,13 +42,13 @@ fn allowed(op: BinaryOp, d: DType) -> bool {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Mul
-        | BinaryOp::Rescale
         | BinaryOp::Div
         | BinaryOp::Rem
         | BinaryOp::Min
         | BinaryOp::Max => d != DType::Bool,
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !d.is_float(),
         BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => d.is_int(),
+        BinaryOp::Rescale => d.is_float(),
     }
 }
 
