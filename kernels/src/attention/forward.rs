@@ -371,9 +371,9 @@ pub(super) fn tiles_of_split(
 /// 2^(scale2 · score − row_max), and updates the running maximum. Returns the new `acc`, maximum and `total`.
 ///
 /// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be. With heads of up to
-/// 64, where arithmetic takes longer than the dots, it moves only if p would exceed 2⁸ otherwise, so that most tiles of a warp leave
-/// `acc` as it is (FlashAttention-4, `flash_attn/cute/softmax.py`). Wider heads are slower with it
-/// (`harness/records/2026-11-28-h200-attention-rescale.jsonl`).
+/// 64, where arithmetic takes longer than the dots, it moves only if p would exceed 2⁸ otherwise (f16 reaches 2¹⁶), so that most
+/// tiles of a warp leave `acc` as it is (FlashAttention-4, `flash_attn/cute/softmax.py`). Wider heads are slower with it
+/// (`harness/records/2026-11-28-h200-attention-rescale.jsonl` and `…-tried.jsonl`).
 #[device_fn]
 fn online_softmax<T: Float>(
     acc: Tile<f32>,
@@ -387,7 +387,7 @@ fn online_softmax<T: Float>(
     let is_lazy = acc.shape()[1] <= 64;
     let tile_max = max(scores, axis = 1) * scale2;
     let row_max =
-        if is_lazy { where_(tile_max > prev_max + 8.0, tile_max, prev_max) } else { maximum(prev_max, tile_max) };
+        if is_lazy { where_(tile_max - prev_max > 8.0, tile_max, prev_max) } else { maximum(prev_max, tile_max) };
     let p = exp2(scores * scale2 - row_max.expand_dims(1));
     let factor = exp2(prev_max - row_max);
     let column = factor.expand_dims(1);

@@ -402,6 +402,39 @@ fn large_scores_do_not_overflow() {
     }
 }
 
+/// Maxima that grow from tile to tile of keys by less and by more than a running maximum of heads of 64 ignores (2⁸), by exactly
+/// as much, and that shrink again: in all rows of a warp, in some, in none.
+#[test]
+fn maxima_that_grow_and_shrink() {
+    // Of keys 0 to 63, 64 to 127, … in exponents of 2, for rows with the factor 1.
+    let levels = [0.0, 7.75, 17.0, 25.0, -3.0];
+    let factor = |row: usize| if row < 16 { 1.0 } else { [1.0, 0.25, 0.0, -1.0][row % 4] };
+    let (n_q, n_k, d, tiles) = (128, 64 * levels.len(), 64, Tiles { q: 64, k: 64 });
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let case = Case::new(n_q, n_k, d).dtype(dtype);
+        let mut inputs = case.inputs();
+        let first = |tensor: &HostTensor, value: &dyn Fn(usize) -> f64| {
+            let small = tensor.values().into_iter().enumerate();
+            small.map(|(i, x)| if i % d == 0 { value(i / d) } else { x / 8.0 }).collect::<Vec<f64>>()
+        };
+        // The scale is 1/8.
+        let q = first(&inputs.q, &|row| 8.0 * factor(row));
+        let k = first(&inputs.k, &|key| levels[key / 64] * std::f64::consts::LN_2);
+        (inputs.q, inputs.k) = (case.tensor(case.query_shape(), &q), case.tensor(case.key_shape(), &k));
+        let expected = case.expected(&inputs);
+        if dtype == DType::F32 {
+            let form = Form::WgmmaF32 { num_warps: 4, num_stages: 2, loads: Loads::WarpSpecialized, no_overlap: false };
+            check_forward(form, case, Tiles { q: 64, k: 32 }, &inputs, &expected);
+            check_forward(Form::Recorded, case, tiles, &inputs, &expected);
+            continue;
+        }
+        for form in [Form::Specialized, Form::Tma { num_warps: 4, num_stages: 2 }] {
+            check_forward(form, case, tiles, &inputs, &expected);
+        }
+        check_replicas((2, Some(1)), Form::Replicated { pingpong: true }, case, tiles, &inputs, &expected);
+    }
+}
+
 /// A poisoned dense f32 tensor [batch · num_splits, …].
 fn poisoned_partials(num_splits: usize, [batch, heads, n, d]: [usize; 4]) -> HostTensor {
     HostTensor::poisoned(DType::F32, &[batch * num_splits, heads, n, d], &[heads * n * d, n * d, d, 1])
