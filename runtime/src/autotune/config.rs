@@ -364,7 +364,12 @@ impl Autotune {
                     if config.constant(name).is_some() {
                         return Err(format!("`{name}` is given twice"));
                     }
-                    config.constants.push((name, ConstValue::from_text(value)));
+                    let value = ConstValue::from_text(value);
+                    let like = self.configs().find_map(|config| config.constant(name).cloned());
+                    if like.is_some_and(|like| std::mem::discriminant(&like) != std::mem::discriminant(&value)) {
+                        return Err(format!("`{name}` cannot be {value}"));
+                    }
+                    config.constants.push((name, value));
                 }
             }
         }

@@ -128,6 +128,8 @@ fn configurations_read_as_they_are_written() {
         ("tile=64,tile=64,twice=true", "twice"),
         ("tile=64,twice=true,num_warps=3", "power of two"),
         ("tile=64,twice", "not of the form name=value"),
+        ("tile=banana,twice=true", "`tile` cannot be banana"),
+        ("tile=64,twice=1", "`twice` cannot be 1"),
     ] {
         let message = autotune.parse_config(bad).unwrap_err();
         assert!(message.contains(reason), "{bad}: {message}");
