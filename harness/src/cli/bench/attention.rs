@@ -213,7 +213,8 @@ impl<'a, T: Number> Bench<'a, T> {
             ..Options::new(self.problem.causal)
         };
         let need_backward = !forward_only && (dkdv_tiles.is_empty() || dq_tiles.is_empty() && !self.one_pass);
-        if (fwd_tiles.is_empty() || need_backward) && self.full.forward(&options).is_ok() && need_backward {
+        let forward = (fwd_tiles.is_empty() || need_backward).then(|| self.full.forward(&options));
+        if need_backward && matches!(forward, Some(Ok(()))) {
             let _ = self.full.backward(&options);
         }
         tiles::taken::<T>(&self.problem, None, self.device, self.one_pass)
