@@ -24,6 +24,7 @@ mod matrix_move;
 mod memory;
 mod plan;
 mod reduce;
+mod rescale;
 mod shared;
 #[cfg(test)]
 mod tests;
