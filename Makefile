@@ -50,10 +50,10 @@ test: setup cuda-tools
 	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \
 	set -x; cargo test --workspace
 
-# Installs Open MPI and libclang if they are missing.
+# Installs Open MPI and libclang if they are missing. With the features of the workspace, so that `make test` has built most of it.
 test-mpi: setup
 	@scripts/mpi-setup.sh
-	cargo test -p tilewright-harness --features mpi --test dist -- mpi
+	cargo test --workspace --features tilewright-harness/mpi --test dist -- mpi
 
 test-packages: setup
 	scripts/package-test.sh
@@ -61,8 +61,8 @@ test-packages: setup
 # TIMES sets the number of repetitions (20 by default).
 test-dist-often: setup
 	@scripts/mpi-setup.sh
-	cargo test -p tilewright-harness --features mpi --test dist --no-run
-	scripts/repeat.sh $(or $(TIMES),20) cargo test -p tilewright-harness --features mpi --test dist
+	cargo test --workspace --features tilewright-harness/mpi --test dist --no-run
+	scripts/repeat.sh $(or $(TIMES),20) cargo test --workspace --features tilewright-harness/mpi --test dist
 
 # SEED=2 draws other runs; FIRST=35 RUNS=1 reproduces run 35 alone.
 torture: setup

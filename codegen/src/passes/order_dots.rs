@@ -2,13 +2,15 @@
 //!
 //! Does: for each `wgmma` of a block in order, places the ops that it depends on and then the `wgmma` itself before all
 //! ops that it does not depend on. Independent `wgmma` are then issued back to back, and arithmetic overlaps with them.
+//! Before a `wgmma` that reads what other warps store, there is a barrier: an independent one that comes first is issued
+//! after these stores, so that the tensor cores have work during the barrier.
 //! Requires: stage *layout*.
 //! Keeps: results, the order of the `wgmma`, and the order of memory writes, loops and branches: nothing moves across
 //! these.
 //! Does not: consider registers. Other ops follow the `wgmma` in their original order.
 
 use crate::ir::nested::uses;
-use crate::ir::{BlockId, Effects, Func, Op, OpId};
+use crate::ir::{BlockId, Effects, Func, Op, OpId, Value};
 use std::collections::HashSet;
 
 /// Runs the pass.
@@ -31,22 +33,43 @@ fn movable(func: &Func, id: OpId) -> bool {
 }
 
 fn order(func: &Func, segment: &[OpId]) -> Vec<OpId> {
+    let dots: Vec<OpId> = segment.iter().copied().filter(|&id| matches!(func.op(id).op, Op::Wgmma { .. })).collect();
+    let needs: Vec<HashSet<OpId>> = dots.iter().map(|&dot| needed(func, segment, dot)).collect();
     let mut placed: HashSet<OpId> = HashSet::new();
     let mut ordered = Vec::new();
-    for &id in segment.iter().filter(|&&id| matches!(func.op(id).op, Op::Wgmma { .. })) {
-        let mut needed = HashSet::from([id]);
-        // In reverse order: definitions precede uses.
-        for &op in segment.iter().rev() {
-            if needed.contains(&op) {
-                needed.extend(uses(func, op).into_iter().filter_map(|v| func.def_op(v)));
-            }
+    let mut place = |which: &dyn Fn(OpId) -> bool| {
+        ordered.extend(segment.iter().copied().filter(|&op| which(op) && placed.insert(op)));
+    };
+    for (i, dot) in dots.iter().enumerate() {
+        if let Some(next) = dots.get(i + 1)
+            && !needs[i + 1].contains(dot)
+            && !needs[i].iter().any(|&op| is_exchange(func, op))
+            && needs[i + 1].iter().any(|&op| is_exchange(func, op))
+        {
+            place(&|op| op != *next && needs[i + 1].contains(&op));
         }
-        for &op in segment.iter().filter(|op| needed.contains(op)) {
-            if placed.insert(op) {
-                ordered.push(op);
-            }
+        place(&|op| needs[i].contains(&op));
+    }
+    place(&|_| true);
+    ordered
+}
+
+/// A `wgmma` and the ops of the segment that it depends on.
+fn needed(func: &Func, segment: &[OpId], dot: OpId) -> HashSet<OpId> {
+    let mut needed = HashSet::from([dot]);
+    // In reverse order: definitions precede uses.
+    for &op in segment.iter().rev() {
+        if needed.contains(&op) {
+            needed.extend(uses(func, op).into_iter().filter_map(|v| func.def_op(v)));
         }
     }
-    ordered.extend(segment.iter().filter(|op| !placed.contains(op)));
-    ordered
+    needed.retain(|op| segment.contains(op));
+    needed
+}
+
+/// Whether an op stores a tile that threads computed to shared memory, where others read it after a barrier.
+fn is_exchange(func: &Func, id: OpId) -> bool {
+    let data = func.op(id);
+    let computed = |&v: &Value| func.def_op(v).is_none_or(|id| !matches!(func.op(id).op, Op::LoadView { .. } | Op::Load { .. }));
+    data.op == Op::LocalAlloc && data.operands.first().is_some_and(computed)
 }

@@ -242,16 +242,21 @@ fn add_queries<T: Float>(
             p = where_(rows() < n_q, p, 0.0);
         }
         let ds = modified.chain(p * (dp - dt)).to::<T>();
-        if one_pass {
-            // The dot of P follows one of dS, though P is ready before: the exponentials then run together with the
-            // arithmetic of dS. dQ is first, so that the others run while it is added.
-            let partial_dq = dot(ds.trans(), k, input_precision = precision);
+        // With 128 queries, the dot of P runs during the barrier between dS and dQ (FlashAttention-3,
+        // `hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp`). With fewer, dQ is first, so that the other two run while it is added.
+        let dv_first = !one_pass || q_tile >= 128;
+        if dv_first {
             dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
+        }
+        if one_pass {
+            let partial_dq = dot(ds.trans(), k, input_precision = precision);
+            if !dv_first {
+                dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
+            }
             dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
             atomic_add(dq_block, fragments(partial_dq, d_tile));
             dq_block = dq_block.advance([q_tile / 16, 0]);
         } else {
-            dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
             dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
         }
         q_block = q_block.advance([q_tile, 0]);
