@@ -61,8 +61,8 @@ test-packages: setup
 # TIMES sets the number of repetitions (20 by default).
 test-dist-often: setup
 	@scripts/mpi-setup.sh
-	cargo test --workspace --features tilewright-harness/mpi --test dist --no-run
-	scripts/repeat.sh $(or $(TIMES),20) cargo test --workspace --features tilewright-harness/mpi --test dist
+	cargo test -p tilewright-harness --features mpi --test dist --no-run
+	scripts/repeat.sh $(or $(TIMES),20) cargo test -p tilewright-harness --features mpi --test dist
 
 # SEED=2 draws other runs; FIRST=35 RUNS=1 reproduces run 35 alone.
 torture: setup

@@ -130,3 +130,25 @@ fn output_that_cannot_be_written() {
     let output = run(&["/no/such/file"], Stdio::piped(), full().into());
     assert_eq!(output.status.code(), Some(1));
 }
+
+#[test]
+fn an_endless_kernel_is_stopped() {
+    let endless = "kernel @endless(%n: i32) {
+  %yes = constant {value = true} : bool
+  while () {
+    condition %yes
+  } () {
+    yield
+  }
+  return
+}
+";
+    let message = fails(&["-", "--interpret", "--quiet", "--arg", "n=1", "--max-ops", "1000"], endless);
+    assert!(message.contains("stopped after 1000 ops") && message.contains("--max-ops allows more"), "{message}");
+}
+
+#[test]
+fn schedules_of_another_form_are_refused() {
+    let message = fails(&["-", "--loops", "garbage"], ADD);
+    assert!(message.contains("`garbage` is not the schedule of a loop: expected LOOP@INTERVAL"), "{message}");
+}

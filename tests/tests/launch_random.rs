@@ -265,6 +265,22 @@ struct Tally {
     failed_to_record: u64,
 }
 
+/// The number of entries that a result of attention has, one for each batch entry and split of the loop, if that is the
+/// parameter; `given` are the arguments before it.
+fn entries(variant: &Variant, name: &str, given: &[LaunchArg]) -> Option<i32> {
+    let split_rows = variant.constants.iter().find(|(name, _)| *name == "split_rows").filter(|_| name == "entries");
+    let &(_, ConstValue::Int(split_rows)) = split_rows? else { return None };
+    let scalars = variant.passed().filter(|passed| matches!(passed.param.kind, ParamKind::Scalar(_)));
+    let names: Vec<&str> = scalars.map(|passed| passed.param.name).collect();
+    let value = |name: &str| match given.get(names.iter().position(|other| *other == name)?)? {
+        LaunchArg::I32(n) => Some(i64::from(*n)),
+        _ => None,
+    };
+    let rows = value(if variant.def.name.ends_with("dkdv") { "n_q" } else { "n_k" })?;
+    let splits = if split_rows > 0 { (rows + split_rows - 1).div_euclid(split_rows) } else { 1 };
+    i32::try_from(value("batch")?.checked_mul(splits)?).ok()
+}
+
 /// Launches a variant with random arguments; if only a buffer is too small, retries with the size that the error
 /// reports.
 fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut Rng, tally: &mut Tally, name: &str) {
@@ -276,13 +292,16 @@ fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut 
         match param.kind {
             ParamKind::Scalar(elem) => {
                 let edge = edges && random_below(rng, 4) == 0;
+                let derived = (random_below(rng, 8) > 0).then(|| entries(variant, param.name, &scalars)).flatten();
                 let value = match variant.dtype(elem) {
                     DType::F32 => LaunchArg::F32(0.5),
                     DType::F64 => LaunchArg::F64(0.5),
                     DType::Bool => LaunchArg::I8(random_below(rng, 2) as i8),
                     DType::I8 | DType::U8 => LaunchArg::I8(integer(rng, 8, class, edge) as i8),
                     DType::I16 | DType::U16 => LaunchArg::I16(integer(rng, 16, class, edge) as i16),
-                    DType::I32 | DType::U32 => LaunchArg::I32(integer(rng, 32, class, edge) as i32),
+                    DType::I32 | DType::U32 => {
+                        LaunchArg::I32(derived.unwrap_or_else(|| integer(rng, 32, class, edge) as i32))
+                    }
                     _ => LaunchArg::I64(integer(rng, 64, class, edge)),
                 };
                 let _ = write!(output, " {}={value:?}", param.name);

@@ -15,6 +15,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
+/// How the message of a run with too many ops begins.
+pub const STOPPED: &str = "stopped after";
+
 /// Options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct RunOptions {
@@ -371,7 +374,7 @@ impl<'a> Machine<'a> {
     pub(super) fn count(&mut self) -> Result<(), Fault> {
         self.outcome.ops += 1;
         if self.outcome.ops > self.max_ops {
-            return Err(Fault::Here(format!("stopped after {} ops", self.max_ops)));
+            return Err(Fault::Here(format!("{STOPPED} {} ops", self.max_ops)));
         }
         Ok(())
     }

@@ -38,7 +38,7 @@ mod shared;
 mod tests;
 pub mod value;
 
-pub use machine::{Order, RunOptions};
+pub use machine::{Order, RunOptions, STOPPED};
 pub use memory::{BufferId, Memory};
 pub use value::Tile;
 

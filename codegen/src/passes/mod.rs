@@ -125,7 +125,11 @@ pub const PASSES: &[Pass] = &[
             licm::run(f);
         },
     },
-    Pass { name: "order_dots", summary: "schedule wgmma as early as its operands allow", run: order_dots::run },
+    Pass {
+        name: "order_dots",
+        summary: "schedule wgmma early: as soon as operands are there, or during a barrier",
+        run: order_dots::run,
+    },
     Pass {
         name: "prefetch_views",
         summary: "bring what is read after a loop of products into the L2 cache while it runs",

@@ -1,9 +1,9 @@
-//! Schedules `wgmma` as early as their operands allow.
+//! Schedules `wgmma` early: as soon as their operands are there, or during the barrier before the next one.
 //!
 //! Does: for each `wgmma` of a block in order, places the ops that it depends on and then the `wgmma` itself before all
 //! ops that it does not depend on. Independent `wgmma` are then issued back to back, and arithmetic overlaps with them.
-//! Before a `wgmma` that reads what other warps store, there is a barrier: an independent one that comes first is issued
-//! after these stores, so that the tensor cores have work during the barrier.
+//! Before a `wgmma` that reads what other warps store, there is a barrier: an independent one directly before it, which has
+//! no such barrier itself, is issued after the stores, so that the tensor cores have work during the barrier.
 //! Requires: stage *layout*.
 //! Keeps: results, the order of the `wgmma`, and the order of memory writes, loops and branches: nothing moves across
 //! these.
@@ -37,18 +37,21 @@ fn order(func: &Func, segment: &[OpId]) -> Vec<OpId> {
     let needs: Vec<HashSet<OpId>> = dots.iter().map(|&dot| needed(func, segment, dot)).collect();
     let mut placed: HashSet<OpId> = HashSet::new();
     let mut ordered = Vec::new();
+    // Stores that are not placed yet.
+    let mut exchanges: HashSet<OpId> = segment.iter().copied().filter(|&op| is_exchange(func, op)).collect();
     let mut place = |which: &dyn Fn(OpId) -> bool| {
         ordered.extend(segment.iter().copied().filter(|&op| which(op) && placed.insert(op)));
     };
     for (i, dot) in dots.iter().enumerate() {
         if let Some(next) = dots.get(i + 1)
             && !needs[i + 1].contains(dot)
-            && !needs[i].iter().any(|&op| is_exchange(func, op))
-            && needs[i + 1].iter().any(|&op| is_exchange(func, op))
+            && !needs[i].iter().any(|op| exchanges.contains(op))
+            && needs[i + 1].iter().any(|op| exchanges.contains(op))
         {
-            place(&|op| op != *next && needs[i + 1].contains(&op));
+            place(&|op| op != *dot && op != *next && (needs[i].contains(&op) || needs[i + 1].contains(&op)));
         }
         place(&|op| needs[i].contains(&op));
+        exchanges.retain(|op| !needs[i].contains(op));
     }
     place(&|_| true);
     ordered
@@ -63,13 +66,13 @@ fn needed(func: &Func, segment: &[OpId], dot: OpId) -> HashSet<OpId> {
             needed.extend(uses(func, op).into_iter().filter_map(|v| func.def_op(v)));
         }
     }
-    needed.retain(|op| segment.contains(op));
-    needed
+    segment.iter().copied().filter(|op| needed.contains(op)).collect()
 }
 
 /// Whether an op stores a tile that threads computed to shared memory, where others read it after a barrier.
 fn is_exchange(func: &Func, id: OpId) -> bool {
     let data = func.op(id);
-    let computed = |&v: &Value| func.def_op(v).is_none_or(|id| !matches!(func.op(id).op, Op::LoadView { .. } | Op::Load { .. }));
+    let computed =
+        |&v: &Value| func.def_op(v).is_none_or(|id| !matches!(func.op(id).op, Op::LoadView { .. } | Op::Load { .. }));
     data.op == Op::LocalAlloc && data.operands.first().is_some_and(computed)
 }

@@ -18,10 +18,16 @@ pub fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)> {
         {
             orders.extend(stages::orders(func, *region));
         }
-        let Some(place) = func.op(id).place else { continue };
         let in_loop = func.parent_op(id).is_some_and(|owner| matches!(func.op(owner).op, Op::For { .. }));
         let region = func.parent_block(id);
         let main = stages::main_stage(func, region).filter(|_| in_loop);
+        let Some(place) = func.op(id).place else {
+            // Later, the placements of deferred waits are all that is left.
+            let main = main.filter(|_| stage == Stage::Schedule);
+            let check = main.map_or(Ok(()), |main| Body { func, region, main, orders: &orders }.dependences(id));
+            violations.extend(check.err().map(|v| (Some(id), v)));
+            continue;
+        };
         let check = match main {
             _ if stage < Stage::Schedule => fail(format!("a placement is not legal at stage {stage:?}")),
             Some(main) => Body { func, region, main, orders: &orders }.op(id, place),
@@ -201,7 +207,8 @@ impl Body<'_> {
         for v in used {
             match self.func.value(v).def {
                 Def::Result(op, _) if self.func.is_in(op, self.region) && id != end => {
-                    if self.time(op) > self.time(id) && !self.runs_anywhere(op) {
+                    let (on, own) = (self.time(op), self.time(id));
+                    if on > own && !(on.0 != own.0 && self.runs_anywhere(op)) {
                         return self.too_early(id, op, "");
                     }
                 }

@@ -388,6 +388,42 @@ fn errors_of_schedules_name_both_ops() {
     );
 }
 
+/// An op without a placement runs in the main stage, in the order of the op of that stage before it.
+#[test]
+fn ops_without_a_placement_keep_dependences() {
+    let func = kernel(
+        "for %n, %n, %n (%k: i32) {
+           %0 = neg %x : f32 at {stage = 1, order = 1}
+           %1 = abs %0 : f32
+           yield at {stage = 0}
+         }",
+    );
+    let found = violations(&func, Stage::Schedule);
+    assert!(found.len() == 1 && found[0].1.contains("depends on `%1 = neg %x"), "{found:?}");
+}
+
+/// A view of shared memory is copied to other stages; in its own it comes before its users.
+#[test]
+fn views_come_before_their_users_in_their_stage() {
+    let with_orders = |view: u32, user: u32| {
+        let func = crate::text::parse(&format!(
+            "#l0 = shared<offset=[[0,1],[0,2],[1,0],[2,0]], shape=[4,4]>
+             #l1 = shared<offset=[[1,0],[2,0],[0,1],[0,2]], shape=[4,4]>
+             kernel @views(%n: i32) {{
+               %0 = local_alloc : shared<4x4xbf16, #l0>
+               for %n, %n, %n (%k: i32) {{
+                 %1 = local_trans %0 {{perm = [1, 0]}} : shared<4x4xbf16, #l1> at {{stage = 0, order = {view}}}
+                 %2 = local_trans %1 {{perm = [1, 0]}} : shared<4x4xbf16, #l0> at {{stage = 0, order = {user}}}
+                 yield at {{stage = 0, order = 3}}
+               }}
+               return
+             }}"
+        ));
+        violations(&func.expect("a kernel"), Stage::Schedule).len()
+    };
+    assert_eq!((with_orders(0, 2), with_orders(2, 2), with_orders(2, 0)), (0, 0, 1));
+}
+
 #[test]
 fn each_rule_rejects_its_violations() {
     for (rule, stage, body) in VIOLATIONS {

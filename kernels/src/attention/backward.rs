@@ -16,7 +16,7 @@
 //! [`super::backward_rows`].
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
-use super::forward::{batch_and_split, longest_first_in_few, num_k_tiles, row_offset, tiles_of_split};
+use super::forward::{assume_entries, batch_and_split, longest_first_in_few, num_k_tiles, row_offset, tiles_of_split};
 use super::modifiers::{
     LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
     tile_ranges,
@@ -106,6 +106,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
+    assume_entries(dk.dim(0), q.dim(0), n_q, split_rows);
     // Under a causal mask, the first keys are seen by the most queries.
     let in_order = (program_id(0), program_id(1));
     let longest = || longest_first_in_few(in_order, num_programs(0), n_q, 4 * d_tile * group, 1);
@@ -328,6 +329,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
+    assume_entries(dq.dim(0), q.dim(0), n_k, split_rows);
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
     let (batch, split) = batch_and_split(entry, n_k, split_rows);

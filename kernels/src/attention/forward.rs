@@ -116,6 +116,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = plain] score: ScoreMod,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
+    assume_entries(o.dim(0), q.dim(0), n_k, split_rows);
     let (rows_of_all, replica) = (q_tile * replicas, program_id(0) % replicas);
     let compute = |tile: Scalar<i32>, head: Scalar<i32>, entry: Scalar<i32>| {
         let (batch, split) = batch_and_split(entry, n_k, split_rows);
@@ -346,6 +347,14 @@ pub(super) fn batch_and_split(
     } else {
         (entry, scalar::<i32>(0))
     }
+}
+
+/// Assumes that a result has an entry for each batch entry and split, where the loop runs over `loop_rows` rows: with fewer,
+/// some splits would be missing from the sum.
+#[device_fn]
+pub(super) fn assume_entries(entries: Scalar<i32>, batch: Scalar<i32>, loop_rows: Scalar<i32>, split_rows: usize) {
+    let splits = if split_rows > 0 { cdiv(loop_rows, split_rows) } else { scalar::<i32>(1) };
+    assume(entries == batch * splits);
 }
 
 /// The range (first, end) of those tiles in `first..last` that lie in split number `split`, of `split_rows` rows.

@@ -1,7 +1,7 @@
 //! Bounds check of a launch: proves that every access stays inside its argument's memory, and that the arguments
 //! satisfy the kernel's preconditions.
 
-use tilewright_codegen::analysis::bounds::{LaunchViolation, OutOfBounds};
+use tilewright_codegen::analysis::bounds::{FailedCondition, LaunchViolation, OutOfBounds};
 
 use super::{Kernel, LaunchArg, Values};
 use crate::error::{Error, Result};
@@ -46,8 +46,8 @@ fn explain(of: &Kernel, violation: LaunchViolation) -> Error {
                 format!("a loop to {found} in steps of {step} is too long for {dtype}: its index would overflow");
             Error::PreconditionFailed { kernel, precondition, place: loc.to_string() }
         }
-        LaunchViolation::Assumption { loc } => {
-            let precondition = "the condition of `assume` must hold".to_string();
+        LaunchViolation::Assumption { failed, loc } => {
+            let precondition = explain_condition(of, &failed);
             Error::PreconditionFailed { kernel, precondition, place: loc.to_string() }
         }
         LaunchViolation::Multiple { by, loc } => {
@@ -55,6 +55,14 @@ fn explain(of: &Kernel, violation: LaunchViolation) -> Error {
             Error::PreconditionFailed { kernel, precondition, place: loc.to_string() }
         }
     }
+}
+
+/// The condition of an `assume` with the values that it has, and the arguments that it depends on.
+fn explain_condition(of: &Kernel, failed: &FailedCondition) -> String {
+    let condition = failed.comparison.as_deref().unwrap_or("the condition of `assume`");
+    let names: Vec<String> = failed.args.iter().filter_map(|&arg| Some(format!("`{}`", name_of(of, arg)?))).collect();
+    let depends = if names.is_empty() { String::new() } else { format!("; it depends on {}", names.join(", ")) };
+    format!("{condition} is false{depends}")
 }
 
 fn explain_access(of: &Kernel, OutOfBounds { arg, elements, farthest_element, loc }: OutOfBounds) -> Error {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
-use tilewright_codegen::analysis::bounds::{Footprint, Launch};
+use tilewright_codegen::analysis::bounds::{Footprint, Launch, LaunchViolation};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::pipeline;
@@ -63,7 +63,7 @@ fn arguments(def: &KernelDef, extents: &HashMap<&str, usize>, short: Option<&str
     found
 }
 
-fn footprint(def: &KernelDef, group: usize, d: usize, even: bool) -> Footprint {
+fn footprint(def: &KernelDef, group: usize, d: usize, even: bool, split_rows: usize) -> Footprint {
     let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
     // As a launch specializes dense tensors.
     let spec = |name: &str| match name {
@@ -72,7 +72,7 @@ fn footprint(def: &KernelDef, group: usize, d: usize, even: bool) -> Footprint {
         _ => ArgSpec::default(),
     };
     let specialization = Specialization { args: passed.map(|p| spec(p.name)).collect() };
-    let sizes = consts! { d = d, d_tile = d, q_tile = TILE, k_tile = TILE, group = group };
+    let sizes = consts! { d = d, d_tile = d, q_tile = TILE, k_tile = TILE, group = group, split_rows = split_rows };
     let facts = consts! { causal = true, even_keys = even, even_queries = even };
     let consts: Vec<(&str, ConstValue)> =
         sizes.iter().chain(facts).filter(|(name, _)| def.params.iter().any(|p| p.name == *name)).cloned().collect();
@@ -96,7 +96,7 @@ fn causal_launches_of_every_size_are_in_bounds() {
     for (def, last) in [(&FLASH_ATTENTION_FWD, "q"), (&FLASH_ATTENTION_BWD_DKDV, "k"), (&FLASH_ATTENTION_BWD_DQ, "q")] {
         for (batch, heads, group, n, d) in shapes {
             let what = format!("{}: batch {batch}, heads {heads}, group {group}, {n} x {d}", def.name);
-            let footprint = footprint(def, group, d, n.is_multiple_of(TILE));
+            let footprint = footprint(def, group, d, n.is_multiple_of(TILE), 0);
             let extents = extents(batch, heads, group, n, d);
             let rows = if last == "k" { heads / group } else { heads };
             let grid = [n.div_ceil(TILE), rows, batch].map(|programs| programs as u32);
@@ -104,6 +104,33 @@ fn causal_launches_of_every_size_are_in_bounds() {
             assert!(whole.is_ok(), "{what}: {whole:?}");
             let refused = footprint.check(&arguments(def, &extents, Some(last)), grid);
             assert!(refused.is_err(), "{what}: {last} lacks an element");
+        }
+    }
+}
+
+/// With fewer entries than batch entries and splits, some splits of the loop would be missing from the sum; with more, no
+/// program would write some of them.
+#[test]
+fn results_have_an_entry_for_each_split() {
+    let (batch, n, split_rows) = (2usize, 1000usize, 256usize);
+    for def in [&FLASH_ATTENTION_FWD, &FLASH_ATTENTION_BWD_DKDV, &FLASH_ATTENTION_BWD_DQ] {
+        for split_rows in [0, split_rows] {
+            let footprint = footprint(def, 1, 64, false, split_rows);
+            let needed = if split_rows > 0 { batch * n.div_ceil(split_rows) } else { batch };
+            for entries in [needed - 1, needed, needed + 1, 2 * needed] {
+                let mut extents = extents(batch, 4, 1, n, 64);
+                extents.insert("entries", entries);
+                let grid = [n.div_ceil(TILE), 4, entries].map(|programs| programs as u32);
+                let checked = footprint.check(&arguments(def, &extents, None), grid);
+                let what = format!("{}: {entries} entries, split_rows {split_rows}", def.name);
+                match (entries == needed, checked) {
+                    (true, checked) => assert_eq!(checked, Ok(()), "{what}"),
+                    (false, Err(LaunchViolation::Assumption { failed, .. })) => {
+                        assert_eq!(failed.comparison, Some(format!("{entries} == {needed}")), "{what}");
+                    }
+                    (false, checked) => panic!("{what}: {checked:?}"),
+                }
+            }
         }
     }
 }

@@ -245,6 +245,18 @@ fn warp_specialized() {
     }
 }
 
+/// The tiles of dK and dV on Hopper with d = 64: two consumer warpgroups exchange dS in two slots in turn, and dV is in flight at
+/// their barrier.
+#[test]
+fn dv_during_the_barrier() {
+    let form = Form::WarpSpecialized { num_warps: 8, num_stages: 2 };
+    for case in [Case::new(512, 128, 64), Case::new(300, 200, 64).causal()] {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        check_backward_in(true, form, case, Tiles { q: 128, k: 128 }, &inputs, &expected);
+    }
+}
+
 /// Programs that share a block and its loads, on Hopper: rows that no program needs, masks, modifiers, and a number of
 /// programs that is no power of two. Elsewhere each program is one of its own.
 #[test]

@@ -3,6 +3,7 @@
 use crate::ir::{BinaryOp, CmpOp, DType};
 use crate::num::int_range;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The integers from `low` to `high`; empty if `low > high`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -10,6 +11,15 @@ use serde::{Deserialize, Serialize};
 pub struct Interval {
     pub low: i128,
     pub high: i128,
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.low == self.high {
+            true => write!(f, "{}", self.low),
+            false => write!(f, "({} to {})", self.low, self.high),
+        }
+    }
 }
 
 /// Exceeds every address; sums of a few of these do not overflow.

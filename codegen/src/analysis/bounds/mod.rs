@@ -170,10 +170,19 @@ pub enum LaunchViolation {
     Step { found: i128, loc: Loc },
     /// The index of a loop may overflow.
     LoopEnd { found: i128, step: i128, dtype: DType, loc: Loc },
-    /// The condition of an `assume` is false.
-    Assumption { loc: Loc },
+    /// The condition of an `assume` may be false.
+    Assumption { failed: FailedCondition, loc: Loc },
     /// The operand of a `multiple_of` may not be a multiple.
     Multiple { by: i64, loc: Loc },
+}
+
+/// A condition that a launch does not meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedCondition {
+    /// The comparison that does not hold, as text with the values of both sides, if one alone decides.
+    pub comparison: Option<String>,
+    /// Indices of the arguments that the condition depends on.
+    pub args: Vec<usize>,
 }
 
 /// An access that may be out of bounds.

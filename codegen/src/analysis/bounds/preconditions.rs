@@ -7,10 +7,11 @@
 
 use super::affine::{Multiple, multiple};
 use super::build::{Builder, peel};
-use super::{Formulas, Interval, Launch, LaunchViolation, LoopRange, Node, NodeId};
-use crate::ir::{BinaryOp, DType, Def, Func, Literal, Loc, Op, OpData, OpId, UnaryOp, Value};
+use super::{FailedCondition, Formulas, Interval, Launch, LaunchViolation, LoopRange, Node, NodeId};
+use crate::ir::{BinaryOp, CmpOp, DType, Def, Func, Literal, Loc, Op, OpData, OpId, UnaryOp, Value};
 use crate::lang::control::PREFETCH_MARGIN_STEPS;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// A condition that must hold unless one of `when` is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,7 +155,8 @@ impl Formulas {
                 }
                 PreconditionKind::Loop(bounds) => bounds.violation(values, loc),
                 &PreconditionKind::Assume { condition } => {
-                    (at(condition) != Interval::point(1)).then_some(LaunchViolation::Assumption { loc })
+                    let failed = || self.failed_condition(condition, values);
+                    (at(condition) != Interval::point(1)).then(|| LaunchViolation::Assumption { failed: failed(), loc })
                 }
                 PreconditionKind::Multiple { of, by } => {
                     let holds = of.as_ref().is_some_and(|of| of.holds(*by, values, launch));
@@ -162,6 +164,46 @@ impl Formulas {
                 }
             }
         })
+    }
+}
+
+impl Formulas {
+    /// Why a condition may be false.
+    fn failed_condition(&self, condition: NodeId, values: &[Interval]) -> FailedCondition {
+        let mut failed = condition;
+        // Of conditions that must all hold, the first that may not.
+        while let &Node::Binary(BinaryOp::Min, a, b, None) = &self.nodes[failed as usize] {
+            failed = if values[a as usize] == Interval::point(1) { b } else { a };
+        }
+        let comparison = match self.nodes[failed as usize] {
+            Node::Compare(op, a, b) => Some(format!("{} {} {}", values[a as usize], symbol(op), values[b as usize])),
+            _ => None,
+        };
+        let (mut used, mut pending) = (BTreeSet::new(), vec![failed]);
+        while let Some(id) = pending.pop() {
+            if used.insert(id) {
+                pending.extend(self.nodes[id as usize].operands());
+            }
+        }
+        let args: BTreeSet<usize> = used
+            .into_iter()
+            .filter_map(|id| match self.nodes[id as usize] {
+                Node::Arg(arg, _) => Some(arg),
+                _ => None,
+            })
+            .collect();
+        FailedCondition { comparison, args: args.into_iter().collect() }
+    }
+}
+
+fn symbol(op: CmpOp) -> &'static str {
+    match op {
+        CmpOp::Eq => "==",
+        CmpOp::Ne => "!=",
+        CmpOp::Lt => "<",
+        CmpOp::Le => "<=",
+        CmpOp::Gt => ">",
+        CmpOp::Ge => ">=",
     }
 }
 

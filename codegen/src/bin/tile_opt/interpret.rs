@@ -27,8 +27,8 @@ pub struct InterpretArgs {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// Stop after this number of ops.
-    #[arg(long, default_value_t = 1 << 32)]
+    /// Stop after this number of ops: the interpreter runs a few million per second.
+    #[arg(long, default_value_t = 1 << 28)]
     max_ops: u64,
 }
 
@@ -87,7 +87,10 @@ impl InterpretArgs {
         }
         let options = RunOptions { max_ops: self.max_ops, ..RunOptions::default() };
         let outcome = interp::run_traced(func, &values, [x, y, z], &mut memory, options, &mut ());
-        let outcome = outcome.map_err(|e| e.to_string())?;
+        let outcome = outcome.map_err(|e| match e.message.starts_with(interp::STOPPED) {
+            true => format!("{e}\n  help: does the kernel end? --max-ops allows more"),
+            false => e.to_string(),
+        })?;
         let read =
             |(name, dtype, id): (String, DType, BufferId)| Buffer { name, dtype, bytes: memory.bytes(id).to_vec() };
         Ok(Results { buffers: buffers.into_iter().map(read).collect(), prints: outcome.prints })

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::process::ExitCode;
 use tilewright_codegen::ir::{Func, Op, Stage};
 use tilewright_codegen::pipeline::NUM_CTAS;
-use tilewright_codegen::schedule::problem::{self, Problem};
+use tilewright_codegen::schedule::problem::{self, LoopSchedules, Problem};
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_codegen::{reduce, text, verify};
 
@@ -90,8 +90,13 @@ struct TargetArgs {
     schedule: Vec<(String, bool)>,
 
     /// Schedules of loops that `schedule_loops` takes in place of its own, as `tilewright solve` prints them.
-    #[arg(long, value_name = "SCHEDULES")]
+    #[arg(long, value_parser = schedules, value_name = "SCHEDULES")]
     loops: Option<String>,
+}
+
+/// Checks the form of schedules; whether they fit the loops shows when they are applied.
+fn schedules(text: &str) -> Result<String, String> {
+    text.parse::<LoopSchedules>().map(|schedules| schedules.to_string())
 }
 
 impl TargetArgs {
