@@ -404,7 +404,15 @@ fn launches_check_the_assumptions_of_a_kernel() {
         ((-1, 16, 20), ["`rows` is -1", "extent of dimension 0", "expected 0 or more", "launch.rs:"]),
         ((i32::MIN, 16, 20), ["`rows` is -2147483648", "extent of dimension 0", "help: ", "launch.rs:"]),
         ((12, i64::MIN, 20), ["`d` is -9223372036854775808", "extent of dimension 1", "help: ", "launch.rs:"]),
-        ((12, 16, 12), ["an assumption at", "12 >= 16 is false; it depends on `d`, `stride`", "help: ", "launch.rs:"]),
+        (
+            (12, 16, 12),
+            [
+                "an assumption at",
+                "of `assume`, 12 >= 16, is false; it depends on `d`, `stride`",
+                "help: ",
+                "launch.rs:",
+            ],
+        ),
         ((12, 16, 18), ["kernel `rows_and_numbers`", "`multiple_of` must be a multiple of 4", "help: ", "launch.rs:"]),
     ] {
         let message = launch(rows, d, stride).unwrap_err();

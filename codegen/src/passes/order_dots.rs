@@ -69,10 +69,12 @@ fn needed(func: &Func, segment: &[OpId], dot: OpId) -> HashSet<OpId> {
     segment.iter().copied().filter(|op| needed.contains(op)).collect()
 }
 
-/// Whether an op stores a tile that threads computed to shared memory, where others read it after a barrier.
+/// Whether an op stores a tile that threads computed to shared memory, where others read it after a barrier. Not of f32: its
+/// operands take twice the registers, and would have to stay in them during the arithmetic before the store.
 fn is_exchange(func: &Func, id: OpId) -> bool {
     let data = func.op(id);
-    let computed =
-        |&v: &Value| func.def_op(v).is_none_or(|id| !matches!(func.op(id).op, Op::LoadView { .. } | Op::Load { .. }));
-    data.op == Op::LocalAlloc && data.operands.first().is_some_and(computed)
+    let is_loaded =
+        |v: &Value| func.def_op(*v).is_some_and(|id| matches!(func.op(id).op, Op::LoadView { .. } | Op::Load { .. }));
+    let narrow = |v: &Value| func.ty(*v).dtype().is_some_and(|dtype| dtype.bytes() <= 2);
+    data.op == Op::LocalAlloc && data.operands.first().is_some_and(|tile| narrow(tile) && !is_loaded(tile))
 }

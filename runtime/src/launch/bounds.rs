@@ -59,10 +59,10 @@ fn explain(of: &Kernel, violation: LaunchViolation) -> Error {
 
 /// The condition of an `assume` with the values that it has, and the arguments that it depends on.
 fn explain_condition(of: &Kernel, failed: &FailedCondition) -> String {
-    let condition = failed.comparison.as_deref().unwrap_or("the condition of `assume`");
+    let comparison = failed.comparison.as_ref().map(|text| format!(", {text},")).unwrap_or_default();
     let names: Vec<String> = failed.args.iter().filter_map(|&arg| Some(format!("`{}`", name_of(of, arg)?))).collect();
     let depends = if names.is_empty() { String::new() } else { format!("; it depends on {}", names.join(", ")) };
-    format!("{condition} is false{depends}")
+    format!("the condition of `assume`{comparison} is false{depends}")
 }
 
 fn explain_access(of: &Kernel, OutOfBounds { arg, elements, farthest_element, loc }: OutOfBounds) -> Error {
