@@ -141,6 +141,10 @@ impl Machine<'_> {
             let id = self.func.block(frame.block).ops[frame.at];
             match &self.func.op(id).op {
                 Op::Yield | Op::Condition | Op::Return => {
+                    // So that an endless loop without other ops ends.
+                    if self.func.op(id).op == Op::Condition {
+                        self.count_op(id)?;
+                    }
                     let values = self.operands(id);
                     self.end_region(context, values);
                     continue;
