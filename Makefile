@@ -50,7 +50,8 @@ test: setup cuda-tools
 	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \
 	set -x; cargo test --workspace
 
-# Installs Open MPI and libclang if they are missing. With the features of the workspace, so that `make test` has built most of it.
+# Installs Open MPI and libclang if they are missing. With the features of the workspace, so that `make test` has built
+# most of it.
 test-mpi: setup
 	@scripts/mpi-setup.sh
 	cargo test --workspace --features tilewright-harness/mpi --test dist -- mpi

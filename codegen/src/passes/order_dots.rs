@@ -7,7 +7,7 @@
 //! Requires: stage *layout*.
 //! Keeps: results, the order of the `wgmma`, and the order of memory writes, loops and branches: nothing moves across
 //! these.
-//! Does not: consider registers. Other ops follow the `wgmma` in their original order.
+//! Does not: consider registers, except that the rule of barriers leaves out f32. Other ops follow the `wgmma` in their original order.
 
 use crate::ir::nested::uses;
 use crate::ir::{BlockId, Effects, Func, Op, OpId, Value};

@@ -208,7 +208,7 @@ impl Body<'_> {
             match self.func.value(v).def {
                 Def::Result(op, _) if self.func.is_in(op, self.region) && id != end => {
                     let (on, own) = (self.time(op), self.time(id));
-                    if on > own && !(on.0 != own.0 && self.runs_anywhere(op)) {
+                    if on > own && (on.0 == own.0 || !self.runs_anywhere(op)) {
                         return self.too_early(id, op, "");
                     }
                 }
@@ -235,7 +235,7 @@ impl Body<'_> {
         (stage, self.orders.get(&id).copied().unwrap_or_default())
     }
 
-    /// Whether an op is copied to the stages that use it: one that names a part of shared memory.
+    /// Whether an op is copied to the other stages that use it: one that names a part of shared memory.
     fn runs_anywhere(&self, id: OpId) -> bool {
         matches!(self.func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. })
     }

@@ -176,7 +176,7 @@ pub enum LaunchViolation {
     Multiple { by: i64, loc: Loc },
 }
 
-/// A condition that a launch does not meet.
+/// A condition that does not hold for a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedCondition {
     /// The comparison that does not hold, as text with the values of both sides, if one alone decides.

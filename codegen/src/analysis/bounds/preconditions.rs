@@ -11,7 +11,7 @@ use super::{FailedCondition, Formulas, Interval, Launch, LaunchViolation, LoopRa
 use crate::ir::{BinaryOp, CmpOp, DType, Def, Func, Literal, Loc, Op, OpData, OpId, UnaryOp, Value};
 use crate::lang::control::PREFETCH_MARGIN_STEPS;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// A condition that must hold unless one of `when` is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,8 +155,8 @@ impl Formulas {
                 }
                 PreconditionKind::Loop(bounds) => bounds.violation(values, loc),
                 &PreconditionKind::Assume { condition } => {
-                    let failed = || self.failed_condition(condition, values);
-                    (at(condition) != Interval::point(1)).then(|| LaunchViolation::Assumption { failed: failed(), loc })
+                    let fails = at(condition) != Interval::point(1);
+                    fails.then(|| LaunchViolation::Assumption { failed: self.failed_condition(condition, values), loc })
                 }
                 PreconditionKind::Multiple { of, by } => {
                     let holds = of.as_ref().is_some_and(|of| of.holds(*by, values, launch));
@@ -165,9 +165,7 @@ impl Formulas {
             }
         })
     }
-}
 
-impl Formulas {
     /// Why a condition may be false.
     fn failed_condition(&self, condition: NodeId, values: &[Interval]) -> FailedCondition {
         let mut failed = condition;
@@ -179,19 +177,16 @@ impl Formulas {
             Node::Compare(op, a, b) => Some(format!("{} {} {}", values[a as usize], symbol(op), values[b as usize])),
             _ => None,
         };
-        let (mut used, mut pending) = (BTreeSet::new(), vec![failed]);
+        let (mut used, mut args, mut pending) = (HashSet::new(), BTreeSet::new(), vec![failed]);
         while let Some(id) = pending.pop() {
-            if used.insert(id) {
-                pending.extend(self.nodes[id as usize].operands());
+            if !used.insert(id) {
+                continue;
+            }
+            match &self.nodes[id as usize] {
+                &Node::Arg(arg, _) => _ = args.insert(arg),
+                node => pending.extend(node.operands()),
             }
         }
-        let args: BTreeSet<usize> = used
-            .into_iter()
-            .filter_map(|id| match self.nodes[id as usize] {
-                Node::Arg(arg, _) => Some(arg),
-                _ => None,
-            })
-            .collect();
         FailedCondition { comparison, args: args.into_iter().collect() }
     }
 }

@@ -90,13 +90,8 @@ struct TargetArgs {
     schedule: Vec<(String, bool)>,
 
     /// Schedules of loops that `schedule_loops` takes in place of its own, as `tilewright solve` prints them.
-    #[arg(long, value_parser = schedules, value_name = "SCHEDULES")]
-    loops: Option<String>,
-}
-
-/// Checks the form of schedules; whether they fit the loops shows when they are applied.
-fn schedules(text: &str) -> Result<String, String> {
-    text.parse::<LoopSchedules>().map(|schedules| schedules.to_string())
+    #[arg(long, value_name = "SCHEDULES")]
+    loops: Option<LoopSchedules>,
 }
 
 impl TargetArgs {
@@ -106,7 +101,7 @@ impl TargetArgs {
             *schedule.choice(name).expect("parsed by `choice`") = Some(*value);
         }
         let (num_warps, num_ctas, num_stages, loops) =
-            (self.num_warps, self.num_ctas, self.num_stages, self.loops.clone());
+            (self.num_warps, self.num_ctas, self.num_stages, self.loops.as_ref().map(ToString::to_string));
         CompileOptions { num_warps, num_ctas, num_stages, loops, schedule, ..CompileOptions::default() }
     }
 }
