@@ -16,7 +16,10 @@
 //! [`super::backward_rows`].
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
-use super::forward::{assume_entries, batch_and_split, longest_first_in_few, num_k_tiles, row_offset, tiles_of_split};
+use super::forward::{
+    assume_entries, batch_and_split, heads_in_l2, longest_first_at_end, num_k_tiles, program_in_order, row_offset,
+    tiles_of_split,
+};
 use super::modifiers::{
     LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
     tile_ranges,
@@ -108,10 +111,14 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     assume_entries(dk.dim(0), q.dim(0), n_q, split_rows);
     // Under a causal mask, the first keys are seen by the most queries.
-    let in_order = (program_id(0), program_id(1));
-    let longest = || longest_first_in_few(in_order, num_programs(0), n_q, 4 * d_tile * group, 1);
-    let (place, kv_head) = if causal && one_pass { longest() } else { in_order };
-    let entry = program_id(2);
+    let (place, kv_head, entry) = if causal {
+        let extents = (num_programs(0), num_programs(1), num_programs(2));
+        // Rows of Q and dO, and of dQ in f32.
+        let last_heads = heads_in_l2(n_q, 8 * d_tile * group, 1);
+        longest_first_at_end(program_in_order(program_id(0), extents), extents, last_heads)
+    } else {
+        (program_id(0), program_id(1), program_id(2))
+    };
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = place * k_tile;
     let padded = d != d_tile;
@@ -330,8 +337,15 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     assume_entries(dq.dim(0), q.dim(0), n_k, split_rows);
-    let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
-    let (head, entry) = (program_id(1), program_id(2));
+    let (tile, head, entry) = if causal {
+        // The last query tiles have the most work.
+        let extents = (num_programs(0), num_programs(1), num_programs(2));
+        let id = program_in_order(program_id(0), extents);
+        let (place, head, entry) = longest_first_at_end(id, extents, heads_in_l2(n_k, 4 * d_tile, group));
+        (num_programs(0) - 1 - place, head, entry)
+    } else {
+        (program_id(0), program_id(1), program_id(2))
+    };
     let (batch, split) = batch_and_split(entry, n_k, split_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;

@@ -193,30 +193,31 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         );
         store(lse_block, (row_max + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
     };
-    if persistent {
-        let (num_tiles, num_heads) = (cdiv(n_q, rows_of_all), q.dim(1));
-        let (first, blocks) = (program_id(0) / replicas, num_programs(0) / replicas);
-        let (all_heads, all) = (num_heads * o.dim(0), num_tiles * num_heads * o.dim(0));
-        for id in range(first, all, blocks, replicas = replicas, dynamic = tiles_taken) {
-            let (tile, head) = if causal {
-                // 16 MB of the L2 cache; fewer than 8 heads are too few tiles for the end
-                // (`harness/records/2026-11-28-h200-attention-persistent.jsonl`).
-                let fit = scalar::<i32>((16 << 20) / (4 * d_tile) as i32) / maximum(n_k, 1);
-                let section = maximum(fit * group, 8);
-                let (place, head) = longest_first(id, num_tiles, all_heads, section, group);
-                (num_tiles - 1 - place, head)
-            } else {
-                // Programs that run at a time read the same keys.
-                (id % num_tiles, minimum(id / num_tiles, all_heads - 1))
-            };
-            compute(tile, head % num_heads, minimum(head / num_heads, o.dim(0) - 1));
+    let compute_in_order = |id: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)| {
+        let (tiles, heads, entries) = extents;
+        if causal {
+            let (place, head, entry) = longest_first_at_end(id, extents, heads_in_l2(n_k, 4 * d_tile, group));
+            // The last query tiles have the most work.
+            compute(tiles - 1 - place, head, entry);
+        } else {
+            // Programs that run at a time read the same keys.
+            let head = minimum(id / tiles, heads * entries - 1);
+            compute(id % tiles, head % heads, minimum(head / heads, entries - 1));
         }
+    };
+    if persistent {
+        let extents = (cdiv(n_q, rows_of_all), q.dim(1), o.dim(0));
+        let (first, blocks) = (program_id(0) / replicas, num_programs(0) / replicas);
+        assume_i32(extents);
+        let all = extents.0 * extents.1 * extents.2;
+        for id in range(first, all, blocks, replicas = replicas, dynamic = tiles_taken) {
+            compute_in_order(id, extents);
+        }
+    } else if causal {
+        let extents = (num_programs(0) / replicas, num_programs(1), num_programs(2));
+        compute_in_order(program_in_order(program_id(0) / replicas, extents), extents);
     } else {
-        let (place, head, num_tiles) = (program_id(0) / replicas, program_id(1), num_programs(0) / replicas);
-        // Under a causal mask the last query tiles have the most work.
-        let (place, head) =
-            if causal { longest_first_in_few((place, head), num_tiles, n_k, 4 * d_tile, group) } else { (place, head) };
-        compute(if causal { num_tiles - 1 - place } else { place }, head, program_id(2));
+        compute(program_id(0) / replicas, program_id(1), program_id(2));
     }
 }
 
@@ -266,49 +267,51 @@ fn attend<T: Float>(
     (acc, row_max, total)
 }
 
-/// The place of a program among the `num_tiles` of its head, and the head, of `num_heads`, for the programs in the order in
-/// which they start: the first places of all heads, then the second ones. If the first places have the most work, as the
-/// last query tiles under a causal mask, little is left for the end.
-///
-/// The heads are taken in sections of equal size, about `section`, whose tensors fit the L2 cache (FlashAttention-3,
-/// `hopper/tile_scheduler.hpp`). `group` heads read the same.
+/// Assumes that the number of tiles fits an i32. `extents`: tiles of a head, heads, and entries.
 #[device_fn]
-fn longest_first(
-    id: Scalar<i32>,
-    num_tiles: Scalar<i32>,
-    num_heads: Scalar<i32>,
-    section: Scalar<i32>,
-    group: usize,
-) -> (Scalar<i32>, Scalar<i32>) {
-    let num_sections = cdiv(num_heads, maximum(section, group));
-    let section = cdiv(num_heads, maximum(num_sections, 1));
-    let first = id / (section * num_tiles) * section;
-    let size = minimum(section, num_heads - first);
-    let rest = id - first * num_tiles;
-    // Both are in their range; the check of a launch sees it by these bounds.
-    let place = maximum(minimum(rest / size, num_tiles - 1), 0);
-    (place, maximum(minimum(first + rest % size, num_heads - 1), 0))
+fn assume_i32(extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) {
+    assume(extents.0.to::<i64>() * extents.1 * extents.2 <= i32::MAX as i64);
 }
 
-/// As [`longest_first`], for the place and the head of a program of a grid, if it has few waves. The loops read tensors of
-/// `rows` of `row_bytes` per head. In longer grids, one head after the other makes better use of the L2 cache (`harness/records/2026-11-25-h100-attention-order.jsonl`).
+/// The number of this program among those of a grid of `extents`, of which the first axis counts as the tile `tile`.
 #[device_fn]
-pub(super) fn longest_first_in_few(
-    in_order: (Scalar<i32>, Scalar<i32>),
-    num_tiles: Scalar<i32>,
-    rows: Scalar<i32>,
-    row_bytes: usize,
-    group: usize,
-) -> (Scalar<i32>, Scalar<i32>) {
-    // Eight waves of 128 SMs, and of the 50 MB of Hopper's L2 cache.
-    let (few_programs, l2_bytes) = (1024, 32 << 20);
-    let num_heads = num_programs(1);
-    let (mut place, mut head) = in_order;
-    if num_tiles.to::<i64>() * num_heads.to::<i64>() * num_programs(2).to::<i64>() <= few_programs {
-        let section = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1) * group;
-        (place, head) = longest_first(head * num_tiles + place, num_tiles, num_heads, section, group);
+pub(super) fn program_in_order(tile: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) -> Scalar<i32> {
+    assume_i32(extents);
+    (program_id(2) * extents.1 + program_id(1)) * extents.0 + tile
+}
+
+/// The number of heads that fit into the L2 cache, of loops that access `row_bytes` for each of `rows` rows, the same for
+/// `group` heads.
+#[device_fn]
+pub(super) fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> Scalar<i32> {
+    // Of the 50 MB of Hopper.
+    let l2_bytes = 40 << 20;
+    maximum(scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1), 1) * group
+}
+
+/// The tile, the head and the entry of program number `id`, where the tiles of a head are counted from the longest loop to
+/// the shortest. One head comes after the other, but in the last `last_heads` all longest tiles come before the shorter
+/// ones, so that all SMs end at about the same time: if this were the order of more heads than fit into the L2 cache, their
+/// programs would share fewer loads (`harness/records/2026-11-28-h200-attention-order.jsonl`).
+#[device_fn]
+pub(super) fn longest_first_at_end(
+    id: Scalar<i32>,
+    extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>),
+    last_heads: Scalar<i32>,
+) -> (Scalar<i32>, Scalar<i32>, Scalar<i32>) {
+    let (tiles, heads, entries) = extents;
+    let all_heads = heads * entries;
+    let last_heads = minimum(last_heads, all_heads);
+    let first_heads = all_heads - last_heads;
+    let rest = id - first_heads * tiles;
+    let (mut tile, mut head) = (id % tiles, id / tiles);
+    if rest >= 0 {
+        (tile, head) = (rest / last_heads, first_heads + rest % last_heads);
     }
-    (place, head)
+    // All are in their range; the check of a launch sees it by these bounds.
+    let tile = maximum(minimum(tile, tiles - 1), 0);
+    let head = maximum(minimum(head, all_heads - 1), 0);
+    (tile, head % heads, minimum(head / heads, entries - 1))
 }
 
 /// The offset of a head's first row in a dense [batch, heads, n] tensor.
