@@ -265,20 +265,30 @@ struct Tally {
     failed_to_record: u64,
 }
 
-/// The number of entries that a result of attention has, one for each batch entry and split of the loop, if that is the
-/// parameter; `given` are the arguments before it.
-fn entries(variant: &Variant, name: &str, given: &[LaunchArg]) -> Option<i32> {
-    let split_rows = variant.constants.iter().find(|(name, _)| *name == "split_rows").filter(|_| name == "entries");
-    let &(_, ConstValue::Int(split_rows)) = split_rows? else { return None };
+/// The value of a parameter that a kernel assumes, if it is such a parameter; `given` are the arguments before it. In
+/// attention, a result has an entry for each batch entry and split of the loop, and `group` query heads share keys.
+fn assumed(variant: &Variant, name: &str, given: &[LaunchArg]) -> Option<i32> {
+    let constant = |name: &str| match variant.constants.iter().find(|(other, _)| *other == name)?.1 {
+        ConstValue::Int(n) => Some(n),
+        _ => None,
+    };
     let scalars = variant.passed().filter(|passed| matches!(passed.param.kind, ParamKind::Scalar(_)));
     let names: Vec<&str> = scalars.map(|passed| passed.param.name).collect();
     let value = |name: &str| match given.get(names.iter().position(|other| *other == name)?)? {
         LaunchArg::I32(n) => Some(i64::from(*n)),
         _ => None,
     };
-    let rows = value(if variant.def.name.ends_with("dkdv") { "n_q" } else { "n_k" })?;
-    let splits = if split_rows > 0 { (rows + split_rows - 1).div_euclid(split_rows) } else { 1 };
-    i32::try_from(value("batch")?.checked_mul(splits)?).ok()
+    let value = match name {
+        "entries" => {
+            let split_rows = constant("split_rows")?;
+            let rows = value(if variant.def.name.ends_with("dkdv") { "n_q" } else { "n_k" })?;
+            let splits = if split_rows > 0 { (rows + split_rows - 1).div_euclid(split_rows) } else { 1 };
+            value("batch")?.checked_mul(splits)?
+        }
+        "heads_kv" => value("heads")? / constant("group")?,
+        _ => return None,
+    };
+    i32::try_from(value).ok()
 }
 
 /// Launches a variant with random arguments; if only a buffer is too small, retries with the size that the error
@@ -292,7 +302,7 @@ fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut 
         match param.kind {
             ParamKind::Scalar(elem) => {
                 let edge = edges && random_below(rng, 4) == 0;
-                let derived = (random_below(rng, 8) > 0).then(|| entries(variant, param.name, &scalars)).flatten();
+                let derived = (random_below(rng, 8) > 0).then(|| assumed(variant, param.name, &scalars)).flatten();
                 let value = match variant.dtype(elem) {
                     DType::F32 => LaunchArg::F32(0.5),
                     DType::F64 => LaunchArg::F64(0.5),

@@ -17,8 +17,8 @@
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
 use super::forward::{
-    assume_entries, batch_and_split, heads_in_l2, longest_first_at_end, num_k_tiles, program_in_order, row_offset,
-    tiles_of_split,
+    assume_entries, assume_group, batch_and_split, heads_in_l2, longest_first_at_end, num_k_tiles, program_in_order,
+    row_offset, tiles_of_split,
 };
 use super::modifiers::{
     LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
@@ -108,8 +108,9 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,
 ) {
-    static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
+    static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     assume_entries(dk.dim(0), q.dim(0), n_q, split_rows);
+    assume_group(q.dim(1), k.dim(1), group);
     // Under a causal mask, the first keys are seen by the most queries.
     let (place, kv_head, entry) = if causal {
         let extents = (num_programs(0), num_programs(1), num_programs(2));
@@ -335,8 +336,9 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,
 ) {
-    static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
+    static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     assume_entries(dq.dim(0), q.dim(0), n_k, split_rows);
+    assume_group(q.dim(1), k.dim(1), group);
     let (tile, head, entry) = if causal {
         // The last query tiles have the most work.
         let extents = (num_programs(0), num_programs(1), num_programs(2));

@@ -115,8 +115,9 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,
 ) {
-    static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
+    static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     assume_entries(o.dim(0), q.dim(0), n_k, split_rows);
+    assume_group(q.dim(1), k.dim(1), group);
     let (rows_of_all, replica) = (q_tile * replicas, program_id(0) % replicas);
     let compute = |tile: Scalar<i32>, head: Scalar<i32>, entry: Scalar<i32>| {
         let (batch, split) = batch_and_split(entry, n_k, split_rows);
@@ -286,7 +287,8 @@ pub(super) fn program_in_order(tile: Scalar<i32>, extents: (Scalar<i32>, Scalar<
 pub(super) fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> Scalar<i32> {
     // Of the 50 MB of Hopper.
     let l2_bytes = 40 << 20;
-    maximum(scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1), 1) * group
+    let fit = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1);
+    maximum(minimum(fit, i32::MAX / group as i32), 1) * group
 }
 
 /// The tile, the head and the entry of program number `id`, where the tiles of a head are counted from the longest loop to
@@ -358,6 +360,12 @@ pub(super) fn batch_and_split(
 pub(super) fn assume_entries(entries: Scalar<i32>, batch: Scalar<i32>, loop_rows: Scalar<i32>, split_rows: usize) {
     let splits = if split_rows > 0 { cdiv(loop_rows, split_rows) } else { scalar::<i32>(1) };
     assume(entries == batch * splits);
+}
+
+/// Assumes that `group` query heads share each key/value head.
+#[device_fn]
+pub(super) fn assume_group(heads: Scalar<i32>, heads_kv: Scalar<i32>, group: usize) {
+    assume(heads.to::<i64>() == heads_kv.to::<i64>() * group as i64);
 }
 
 /// The range (first, end) of those tiles in `first..last` that lie in split number `split`, of `split_rows` rows.

@@ -134,3 +134,24 @@ fn results_have_an_entry_for_each_split() {
         }
     }
 }
+
+/// With fewer, programs would read the keys of other heads, or leave out query heads.
+#[test]
+fn groups_are_those_of_the_tensors() {
+    for def in [&FLASH_ATTENTION_FWD, &FLASH_ATTENTION_BWD_DKDV, &FLASH_ATTENTION_BWD_DQ] {
+        for group in [1, 2, 4] {
+            let footprint = footprint(def, group, 64, true, 0);
+            let extents = extents(2, 4, 2, TILE, 64);
+            let grid = [1, if def.name == FLASH_ATTENTION_BWD_DKDV.name { 2 } else { 4 }, 2];
+            let checked = footprint.check(&arguments(def, &extents, None), grid);
+            let what = format!("{}: group {group}", def.name);
+            match (group == 2, checked) {
+                (true, checked) => assert_eq!(checked, Ok(()), "{what}"),
+                (false, Err(LaunchViolation::Assumption { failed, .. })) => {
+                    assert_eq!(failed.comparison, Some(format!("4 == {}", 2 * group)), "{what}");
+                }
+                (false, checked) => panic!("{what}: {checked:?}"),
+            }
+        }
+    }
+}

@@ -48,6 +48,12 @@ fn groups_and_strides() {
     }
 }
 
+/// The heads that share one key fit into the L2 cache in a number beyond i32.
+#[test]
+fn very_many_heads_share_keys() {
+    check(&Device::cpu(), Case::new(33, 1, 4).heads(1, 3300, 1).causal().dtype(DType::F32), &small_tiles());
+}
+
 /// Lengths that are multiples of the tiles let kernels omit boundary checks: the launch must still prove that each
 /// access stays inside its tensor.
 #[test]
