@@ -122,3 +122,26 @@ fn passes_give_what_the_files_expect() {
     }
     assert!(failures.is_empty(), "{} files fail (BLESS=1 accepts):\n{}", failures.len(), failures.join("\n"));
 }
+
+/// Attributes with numbers far beyond what the files have are valid or refused: neither the parser nor the verifier panics.
+#[test]
+fn huge_numbers_in_attributes_do_not_panic() {
+    let huge = ["2147483648", "4294967295", "18446744073709551615"];
+    for path in files() {
+        let contents = std::fs::read_to_string(&path).expect("a readable file");
+        for text in contents.split(EXPECT).filter(|text| text.contains("kernel @")) {
+            let numbers = text.match_indices(|c: char| c.is_ascii_digit()).map(|(at, _)| at).filter(|&at| {
+                let before = text[..at].chars().next_back().unwrap_or(' ');
+                let in_attributes = text[..at].rfind(['{', '}', '\n']).is_some_and(|i| text[i..].starts_with('{'));
+                in_attributes && !before.is_alphanumeric() && !"%#_.".contains(before)
+            });
+            for (n, at) in numbers.enumerate() {
+                let rest = text[at..].trim_start_matches(|c: char| c.is_ascii_digit());
+                let changed = format!("{}{}{rest}", &text[..at], huge[n % huge.len()]);
+                if let Ok(func) = text::parse(&changed) {
+                    let _ = verify::verify(&func, verify::stage_of(&func));
+                }
+            }
+        }
+    }
+}

@@ -146,9 +146,9 @@ impl Body<'_> {
         }
         let (last, reader) = self.last_read(id);
         let needed = match place.partition {
-            Partition::Consumer => (last + 1).saturating_sub(place.stage),
+            Partition::Consumer => last.saturating_add(1).saturating_sub(place.stage),
             // The producer waits until a buffer is free.
-            Partition::Producer => 1 + last.saturating_sub(self.main),
+            Partition::Producer => last.saturating_sub(self.main).saturating_add(1),
         };
         match place.depth {
             Some(depth) if depth < needed => fail(format!(

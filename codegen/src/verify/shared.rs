@@ -109,8 +109,9 @@ pub(super) fn dot(cx: &OpCx) -> Check {
 
 /// As [`dot`], for an MMA instruction of the table ([`crate::mma`]) and `warps` warps along M and N.
 pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 2]) -> Check {
-    let fine = warps.len() == 2 && warps.iter().all(|n| n.is_power_of_two());
-    cx.attribute(fine, || format!("`warps` should be two powers of two, along M and N, found {warps:?}"))?;
+    // A block has at most 32 warps.
+    let fine = warps.len() == 2 && warps.iter().all(|n| n.is_power_of_two() && *n <= 32);
+    cx.attribute(fine, || format!("`warps` should be two powers of two up to 32, along M and N, found {warps:?}"))?;
     dot(cx)?;
     let Some(instruction) = Instruction::of(cx.func, cx.data, family) else {
         return require(false, Rule::OperandTypes, || {
