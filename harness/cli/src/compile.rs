@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use tilewright_codegen::explain::Trace;
 use tilewright_codegen::ir::{DType, Func, Stage};
-use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
 use tilewright_codegen::pipeline::{self, MAX_REGISTERS, NUM_CTAS, Observer};
 use tilewright_codegen::schedule::problem::LoopSchedules;
@@ -19,7 +19,7 @@ use tilewright_runtime::kernel::compile_error;
 use tilewright_runtime::precompiled::{self, Document};
 use tilewright_runtime::{dump, terminal};
 
-use crate::{CliError, Kernels, Result, choose, value_parsers};
+use crate::{CliError, Kernels, Result, bind, choose, value_parsers};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -34,9 +34,10 @@ pub struct Arguments {
     /// Constants of the kernel: `q_tile=64,k_tile=32`. Default: those of the measured or shipped configuration
     #[arg(long, value_name = "NAME=VALUE,…")]
     set: Vec<String>,
-    /// Assumptions about arguments: `d%16` (a multiple of 16), `stride=1` (equal to 1). Pointers are assumed to be
-    /// aligned to 16 bytes; `x%1` drops that assumption
-    #[arg(long, value_name = "NAME%N|NAME=N,…")]
+    /// Assumptions about arguments: `d%16` (a multiple of 16), `stride=1` (equal to 1), `dense` (tensors are row-major,
+    /// with rows of a multiple of 16 elements). Pointers are assumed to be aligned to 16 bytes; `x%1` drops that
+    /// assumption
+    #[arg(long, value_name = "NAME%N|NAME=N|dense,…")]
     assume: Vec<String>,
     /// Usual values of arguments that the shipped or measured configuration depends on, where it gives the constants
     /// that are not given: `rows=4096`. Default: 16384
@@ -384,12 +385,13 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
     })
 }
 
-/// Parses `--assume` on top of the default assumption that pointers are aligned to 16 bytes.
+/// Parses `--assume` on top of the default assumption that pointers are aligned to 16 bytes, and of those of `dense`.
 ///
 /// # Errors
 /// As [`precompiled::assumptions`].
-pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
-    precompiled::assumptions(def, choose::comma_separated(words)).map_err(|error| {
+pub fn assumptions(def: &'static KernelDef, words: &[String]) -> Result<Specialization> {
+    let (dense, others): (Vec<&str>, Vec<&str>) = choose::comma_separated(words).partition(|word| word.trim() == DENSE);
+    let parsed = precompiled::assumptions(def, others).map_err(|error| {
         let help = match &error.unknown {
             Some(name) => {
                 let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
@@ -398,7 +400,33 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
             None => error.help,
         };
         CliError::usage(error.message, help)
-    })
+    })?;
+    if dense.is_empty() {
+        return Ok(parsed);
+    }
+    let (default, of_dense) = (Specialization::aligned_memory(def), dense_strides(def));
+    let args = parsed.args.iter().zip(&default.args).zip(of_dense.args);
+    Ok(Specialization { args: args.map(|((own, default), dense)| if own == default { dense } else { *own }).collect() })
+}
+
+/// The word of `--assume` for [`dense_strides`].
+const DENSE: &str = "dense";
+
+/// The assumptions that tensors are row-major, with rows of a multiple of 16 elements: the last stride is 1, the others and
+/// the extent of a row are multiples of 16. Pointers are aligned to 16 bytes.
+fn dense_strides(def: &'static KernelDef) -> Specialization {
+    let mut specialization = Specialization::aligned_memory(def);
+    let strides: Vec<bind::Strides> = bind::strides(def).into_values().collect();
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    for (param, assumed) in passed.zip(&mut specialization.args) {
+        let is_extent_of_row = |of: &bind::Strides| of.dims.len() > 1 && of.dims.last() == Some(&Some(param.name));
+        if strides.iter().any(|of| of.params.last() == Some(&param.name)) {
+            *assumed = ArgSpec { divisible_by: 1, equal_to: Some(1) };
+        } else if strides.iter().any(|of| of.params.contains(&param.name) || is_extent_of_row(of)) {
+            *assumed = ArgSpec { divisible_by: 16, equal_to: None };
+        }
+    }
+    specialization
 }
 
 /// Everything that one compilation depends on.
@@ -506,14 +534,20 @@ pub fn compile_traced(request: &Request) -> Result<(Artifact, Trace)> {
     let func = record(request)?;
     let mut trace = Trace::new(&func);
     let lowered = lower(request, &func, &mut trace);
-    print_notes(trace.notes());
+    print_notes(request, trace.notes());
     let artifact = lowered?;
     Ok((artifact, trace))
 }
 
-fn print_notes(notes: &[String]) {
+fn print_notes(request: &Request, notes: &[String]) {
     for note in distinct(notes) {
         terminal::print_stderr(format_args!("note: {note}"));
+    }
+    // Without assumptions, loads are of single elements.
+    if !notes.is_empty() && request.specialization == Specialization::aligned_memory(request.def) {
+        terminal::print_stderr(format_args!(
+            "help: if tensors are row-major with rows of a multiple of 16 elements, `--assume {DENSE}` may allow it"
+        ));
     }
 }
 
@@ -526,7 +560,7 @@ fn compile(request: &Request) -> Result<Compiled> {
     let func = record(request)?;
     let mut texts = Texts { tile: text::print(&func), ..Texts::default() };
     let lowered = lower(request, &func, &mut texts);
-    print_notes(&texts.notes);
+    print_notes(request, &texts.notes);
     let artifact = lowered?;
     Ok(Compiled { artifact, texts })
 }

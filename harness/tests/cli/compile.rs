@@ -64,6 +64,29 @@ fn an_argument_has_one_assumption() {
     assert!(message.contains("`x_stride_d` has two assumptions"), "{message}");
 }
 
+/// `dense` is short for the strides and the extents of rows; other assumptions go before it.
+#[test]
+fn dense_tensors_are_assumed_in_a_word() {
+    let dir = tempfile::tempdir().unwrap();
+    let matmul =
+        ["compile", "matmul", "--target", "sm_90a", "--dtype", "bf16", "--set", "m_tile=64,n_tile=64,k_tile=64"];
+    let of = |assumed: &str, out: &str| {
+        let ran = tilewright(dir.path(), &[&matmul[..], &["--assume", assumed, "-o", out]].concat());
+        let manifest = manifest(&dir.path().join(out));
+        (ran.ok(), manifest["args"].clone())
+    };
+    let strides = "a_stride_m%16,a_stride_k=1,b_stride_k%16,b_stride_n=1,c_stride_m%16,c_stride_n=1";
+    let optional = "other_stride_m%16,other_stride_n=1,bias_stride=1";
+    let (_, listed) = of(&format!("{strides},{optional},k%16,n%16"), "listed");
+    assert_eq!(of("dense", "dense").1, listed);
+    assert_eq!(
+        of("k%32,dense", "both").1.as_array().unwrap().iter().find(|arg| arg["name"] == "k").unwrap()["divisible_by"],
+        32
+    );
+    let ran = tilewright(dir.path(), &[&matmul[..], &["-o", "none"]].concat());
+    assert!(ran.err.contains("is not prefetched") && ran.err.contains("--assume dense"), "{}", ran.err);
+}
+
 #[test]
 fn the_manifest_says_what_a_launch_needs() {
     let dir = tempfile::tempdir().unwrap();
