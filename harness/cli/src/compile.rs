@@ -543,8 +543,9 @@ fn print_notes(request: &Request, notes: &[String]) {
     for note in distinct(notes) {
         terminal::print_stderr(format_args!("note: {note}"));
     }
-    // Without assumptions, loads are of single elements.
-    if !notes.is_empty() && request.specialization == Specialization::aligned_memory(request.def) {
+    // Nothing is known to be contiguous without assumptions.
+    let known = |note: &String| note.contains("known to be contiguous");
+    if notes.iter().any(known) && request.specialization == Specialization::aligned_memory(request.def) {
         terminal::print_stderr(format_args!(
             "help: if tensors are row-major with rows of a multiple of 16 elements, `--assume {DENSE}` may allow it"
         ));
