@@ -265,13 +265,17 @@ struct Tally {
     failed_to_record: u64,
 }
 
+/// The value of an integer constant.
+fn integer_constant(variant: &Variant, name: &str) -> Option<i64> {
+    match variant.constants.iter().find(|(other, _)| *other == name)?.1 {
+        ConstValue::Int(n) => Some(n),
+        _ => None,
+    }
+}
+
 /// The value of a parameter that a kernel assumes, if it is such a parameter; `given` are the arguments before it. In
 /// attention, a result has an entry for each batch entry and split of the loop, and `group` query heads share keys.
 fn assumed(variant: &Variant, name: &str, given: &[LaunchArg]) -> Option<i32> {
-    let constant = |name: &str| match variant.constants.iter().find(|(other, _)| *other == name)?.1 {
-        ConstValue::Int(n) => Some(n),
-        _ => None,
-    };
     let scalars = variant.passed().filter(|passed| matches!(passed.param.kind, ParamKind::Scalar(_)));
     let names: Vec<&str> = scalars.map(|passed| passed.param.name).collect();
     let value = |name: &str| match given.get(names.iter().position(|other| *other == name)?)? {
@@ -280,12 +284,12 @@ fn assumed(variant: &Variant, name: &str, given: &[LaunchArg]) -> Option<i32> {
     };
     let value = match name {
         "entries" => {
-            let split_rows = constant("split_rows")?;
+            let split_rows = integer_constant(variant, "split_rows")?;
             let rows = value(if variant.def.name.ends_with("dkdv") { "n_q" } else { "n_k" })?;
             let splits = if split_rows > 0 { (rows + split_rows - 1).div_euclid(split_rows) } else { 1 };
             value("batch")?.checked_mul(splits)?
         }
-        "heads_kv" => value("heads")? / constant("group")?,
+        "heads_kv" => value("heads")?.checked_div(integer_constant(variant, "group")?)?,
         _ => return None,
     };
     i32::try_from(value).ok()
@@ -310,7 +314,11 @@ fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut 
                     DType::I8 | DType::U8 => LaunchArg::I8(integer(rng, 8, class, edge) as i8),
                     DType::I16 | DType::U16 => LaunchArg::I16(integer(rng, 16, class, edge) as i16),
                     DType::I32 | DType::U32 => {
-                        LaunchArg::I32(derived.unwrap_or_else(|| integer(rng, 32, class, edge) as i32))
+                        let drawn = derived.unwrap_or_else(|| integer(rng, 32, class, edge) as i32);
+                        // Heads come in whole groups.
+                        let group =
+                            integer_constant(variant, "group").filter(|_| param.name == "heads").unwrap_or(1) as i32;
+                        LaunchArg::I32(drawn - drawn % group)
                     }
                     _ => LaunchArg::I64(integer(rng, 64, class, edge)),
                 };

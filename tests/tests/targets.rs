@@ -69,8 +69,8 @@ impl Compilations {
         self.0.push(Compilation { what, func: func.clone(), target: target.clone(), options: options.clone() });
     }
 
-    /// Compiles all, and assembles PTX. Of those with the same instructions, only the first one is assembled: what an
-    /// architecture takes, later ones take.
+    /// Compiles all, and assembles PTX. Of those with the same instructions, only the one for the oldest architecture is
+    /// assembled: later ones take what it takes.
     fn check(self, min_compiled: usize) {
         let outcomes: Vec<Outcome> = self.0.par_iter().map(Compilation::run).collect();
         let (mut compiled, mut unsupported, mut failures) = (0, Vec::new(), Vec::new());
@@ -81,7 +81,10 @@ impl Compilations {
                     compiled += 1;
                     if let Some((arch, ptx)) = ptx {
                         let instructions: String = ptx.lines().filter(|line| !line.starts_with(".target")).collect();
-                        assembled.entry(instructions).or_insert((&compilation.what, arch, ptx));
+                        let kept = assembled.entry(instructions).or_insert((&compilation.what, arch, ptx.clone()));
+                        if arch < kept.1 {
+                            *kept = (&compilation.what, arch, ptx);
+                        }
                     }
                 }
                 Outcome::Unsupported(why) => unsupported.push(why),
@@ -90,11 +93,14 @@ impl Compilations {
         }
         if let Some(ptxas) = ptxas::find() {
             failures.par_extend(assembled.par_iter().filter_map(|(_, (what, arch, ptx))| {
-                ptxas::assemble(&ptxas, ptx, arch.name()).err().map(|e| format!("{what}: {e}"))
+                let start = Instant::now();
+                let failed = ptxas::assemble(&ptxas, ptx, arch.name()).err().map(|e| format!("{what}: {e}"));
+                let took = start.elapsed();
+                failed.or((took > LIMIT).then(|| format!("{what}: ptxas took {took:?}")))
             }));
         }
         println!(
-            "{compiled} compiled, {} assembled, {} unsupported\n{}",
+            "{compiled} compiled, {} of them different, {} unsupported\n{}",
             assembled.len(),
             unsupported.len(),
             unsupported.join("\n")

@@ -391,7 +391,7 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 /// As [`precompiled::assumptions`].
 pub fn assumptions(def: &'static KernelDef, words: &[String]) -> Result<Specialization> {
     let (dense, others): (Vec<&str>, Vec<&str>) = choose::comma_separated(words).partition(|word| word.trim() == DENSE);
-    let parsed = precompiled::assumptions(def, others).map_err(|error| {
+    let parsed = precompiled::assumptions(def, others.iter().copied()).map_err(|error| {
         let help = match &error.unknown {
             Some(name) => {
                 let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
@@ -404,9 +404,20 @@ pub fn assumptions(def: &'static KernelDef, words: &[String]) -> Result<Speciali
     if dense.is_empty() {
         return Ok(parsed);
     }
-    let (default, of_dense) = (Specialization::aligned_memory(def), dense_strides(def));
-    let args = parsed.args.iter().zip(&default.args).zip(of_dense.args);
-    Ok(Specialization { args: args.map(|((own, default), dense)| if own == default { dense } else { *own }).collect() })
+    // What is said of one argument replaces what `dense` says of it.
+    let named: Vec<&str> = others
+        .iter()
+        .filter_map(|word| word.split(['%', '=']).next())
+        .map(|name| def.param_name(name.trim()))
+        .collect();
+    let mut specialization = dense_strides(def);
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    for ((param, assumed), own) in passed.zip(&mut specialization.args).zip(parsed.args) {
+        if named.contains(&param.name) {
+            *assumed = own;
+        }
+    }
+    Ok(specialization)
 }
 
 /// The word of `--assume` for [`dense_strides`].
@@ -547,7 +558,7 @@ fn print_notes(request: &Request, notes: &[String]) {
     let known = |note: &String| note.contains("known to be contiguous");
     if notes.iter().any(known) && request.specialization == Specialization::aligned_memory(request.def) {
         terminal::print_stderr(format_args!(
-            "help: if tensors are row-major with rows of a multiple of 16 elements, `--assume {DENSE}` may allow it"
+            "help: if the tensors are row-major, with rows of a multiple of 16 elements, pass `--assume {DENSE}`: the loads may then be prefetched"
         ));
     }
 }

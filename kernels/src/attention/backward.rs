@@ -114,7 +114,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     // Under a causal mask, the first keys are seen by the most queries.
     let (place, kv_head, entry) = if causal {
         let extents = (num_programs(0), num_programs(1), num_programs(2));
-        // Rows of Q and dO, and of dQ in f32.
+        // Rows of Q and dO of 16 bits, and of dQ in f32; without `one_pass`, an upper bound.
         let last_heads = heads_in_l2(n_q, 8 * d_tile * group, 1);
         longest_first_at_end(program_in_order(program_id(0), extents), extents, last_heads)
     } else {

@@ -285,16 +285,16 @@ pub(super) fn program_in_order(tile: Scalar<i32>, extents: (Scalar<i32>, Scalar<
 /// `group` heads.
 #[device_fn]
 pub(super) fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> Scalar<i32> {
-    // Of the 50 MB of Hopper.
+    // 40 of Hopper's 50 MB.
     let l2_bytes = 40 << 20;
     let fit = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1);
     maximum(minimum(fit, i32::MAX / group as i32), 1) * group
 }
 
 /// The tile, the head and the entry of program number `id`, where the tiles of a head are counted from the longest loop to
-/// the shortest. One head comes after the other, but in the last `last_heads` all longest tiles come before the shorter
-/// ones, so that all SMs end at about the same time: if this were the order of more heads than fit into the L2 cache, their
-/// programs would share fewer loads (`harness/records/2026-11-28-h200-attention-order.jsonl`).
+/// the shortest. One head comes after the other, so that programs that run at a time read the same tensors; but the longest
+/// tiles of the last `last_heads` come before their shorter ones, so that all SMs end at about the same time. Beside other
+/// orders: `harness/records/2026-11-28-h200-attention-order.jsonl` and `…-attention-tried.jsonl` (thirteenth run).
 #[device_fn]
 pub(super) fn longest_first_at_end(
     id: Scalar<i32>,

@@ -135,7 +135,8 @@ fn results_have_an_entry_for_each_split() {
     }
 }
 
-/// With fewer, programs would read the keys of other heads, or leave out query heads.
+/// With a larger `group`, programs would read the keys of other heads; with a smaller one, dK and dV would leave out query
+/// heads.
 #[test]
 fn groups_are_those_of_the_tensors() {
     for def in [&FLASH_ATTENTION_FWD, &FLASH_ATTENTION_BWD_DKDV, &FLASH_ATTENTION_BWD_DQ] {

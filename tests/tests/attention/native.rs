@@ -48,7 +48,7 @@ fn groups_and_strides() {
     }
 }
 
-/// The heads that share one key fit into the L2 cache in a number beyond i32.
+/// With this many query heads and one key, the number of heads that fit into the L2 cache exceeds i32::MAX.
 #[test]
 fn very_many_heads_share_keys() {
     check(&Device::cpu(), Case::new(33, 1, 4).heads(1, 3300, 1).causal().dtype(DType::F32), &small_tiles());
