@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
+use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
 
 use crate::choose::suggest;
 use crate::{CliError, Result};
@@ -190,6 +190,23 @@ impl Extents {
         };
         text.split(',').map(extent).collect()
     }
+}
+
+/// The assumptions that tensors are row-major, with rows of a multiple of 16 elements: the last stride is 1, the others and
+/// the extent of a row are multiples of 16. Pointers are aligned to 16 bytes.
+pub fn row_major(def: &'static KernelDef) -> Specialization {
+    let mut specialization = Specialization::aligned_memory(def);
+    let strides: Vec<Strides> = strides(def).into_values().collect();
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    for (param, assumed) in passed.zip(&mut specialization.args) {
+        let is_extent_of_row = |of: &Strides| of.dims.len() > 1 && of.dims.last() == Some(&Some(param.name));
+        if strides.iter().any(|of| of.params.last() == Some(&param.name)) {
+            *assumed = ArgSpec { divisible_by: 1, equal_to: Some(1) };
+        } else if strides.iter().any(|of| of.params.contains(&param.name) || is_extent_of_row(of)) {
+            *assumed = ArgSpec { divisible_by: 16, equal_to: None };
+        }
+    }
+    specialization
 }
 
 /// Returns the row-major strides of a dense tensor, in elements. Strides of an empty tensor saturate at `i64::MAX`.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use tilewright_codegen::explain::Trace;
 use tilewright_codegen::ir::{DType, Func, Stage};
-use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
 use tilewright_codegen::pipeline::{self, MAX_REGISTERS, NUM_CTAS, Observer};
 use tilewright_codegen::schedule::problem::LoopSchedules;
@@ -390,8 +390,9 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 /// # Errors
 /// As [`precompiled::assumptions`].
 pub fn assumptions(def: &'static KernelDef, words: &[String]) -> Result<Specialization> {
-    let (dense, others): (Vec<&str>, Vec<&str>) = choose::comma_separated(words).partition(|word| word.trim() == DENSE);
-    let parsed = precompiled::assumptions(def, others.iter().copied()).map_err(|error| {
+    let (dense, others): (Vec<&str>, Vec<&str>) = choose::comma_separated(words).partition(|word| *word == DENSE);
+    let default = if dense.is_empty() { Specialization::aligned_memory(def) } else { bind::row_major(def) };
+    precompiled::assumptions(def, default, others).map_err(|error| {
         let help = match &error.unknown {
             Some(name) => {
                 let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
@@ -400,45 +401,11 @@ pub fn assumptions(def: &'static KernelDef, words: &[String]) -> Result<Speciali
             None => error.help,
         };
         CliError::usage(error.message, help)
-    })?;
-    if dense.is_empty() {
-        return Ok(parsed);
-    }
-    // What is said of one argument replaces what `dense` says of it.
-    let named: Vec<&str> = others
-        .iter()
-        .filter_map(|word| word.split(['%', '=']).next())
-        .map(|name| def.param_name(name.trim()))
-        .collect();
-    let mut specialization = dense_strides(def);
-    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
-    for ((param, assumed), own) in passed.zip(&mut specialization.args).zip(parsed.args) {
-        if named.contains(&param.name) {
-            *assumed = own;
-        }
-    }
-    Ok(specialization)
+    })
 }
 
-/// The word of `--assume` for [`dense_strides`].
+/// The word of `--assume` for [`bind::row_major`].
 const DENSE: &str = "dense";
-
-/// The assumptions that tensors are row-major, with rows of a multiple of 16 elements: the last stride is 1, the others and
-/// the extent of a row are multiples of 16. Pointers are aligned to 16 bytes.
-fn dense_strides(def: &'static KernelDef) -> Specialization {
-    let mut specialization = Specialization::aligned_memory(def);
-    let strides: Vec<bind::Strides> = bind::strides(def).into_values().collect();
-    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
-    for (param, assumed) in passed.zip(&mut specialization.args) {
-        let is_extent_of_row = |of: &bind::Strides| of.dims.len() > 1 && of.dims.last() == Some(&Some(param.name));
-        if strides.iter().any(|of| of.params.last() == Some(&param.name)) {
-            *assumed = ArgSpec { divisible_by: 1, equal_to: Some(1) };
-        } else if strides.iter().any(|of| of.params.contains(&param.name) || is_extent_of_row(of)) {
-            *assumed = ArgSpec { divisible_by: 16, equal_to: None };
-        }
-    }
-    specialization
-}
 
 /// Everything that one compilation depends on.
 pub struct Request {

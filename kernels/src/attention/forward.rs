@@ -293,8 +293,8 @@ pub(super) fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> 
 
 /// The tile, the head and the entry of program number `id`, where the tiles of a head are counted from the longest loop to
 /// the shortest. One head comes after the other, so that programs that run at a time read the same tensors; but the longest
-/// tiles of the last `last_heads` come before their shorter ones, so that all SMs end at about the same time. Beside other
-/// orders: `harness/records/2026-11-28-h200-attention-order.jsonl` and `…-attention-tried.jsonl` (thirteenth run).
+/// tiles of the last `last_heads` come before their shorter ones, so that all SMs end at about the same time. Compared with
+/// other orders: `harness/records/2026-11-28-h200-attention-order.jsonl` and `…-attention-tried.jsonl` (thirteenth run).
 #[device_fn]
 pub(super) fn longest_first_at_end(
     id: Scalar<i32>,

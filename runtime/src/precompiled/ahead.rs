@@ -119,8 +119,12 @@ impl AheadOfTime {
     /// As [`AheadOfTime::compile`], with the entry of the kernel `name`.
     pub(super) fn compile_as(&self, name: &str) -> Result<Compiled> {
         let wrong = |message: String, help: String| Error::AheadOfTime { kernel: self.def.name, message, help };
-        let specialization = assumptions(self.def, self.assumptions.iter().flat_map(|text| text.split(',')))
-            .map_err(|AssumptionError { message, help, .. }| wrong(message, help))?;
+        let specialization = assumptions(
+            self.def,
+            Specialization::aligned_memory(self.def),
+            self.assumptions.iter().flat_map(|text| text.split(',')),
+        )
+        .map_err(|AssumptionError { message, help, .. }| wrong(message, help))?;
         self.check_constant_names()?;
         let (constants, config) = self.configuration()?;
         let given: Vec<(&str, ConstValue)> =
@@ -248,17 +252,18 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '+' | '.'))
 }
 
-/// Parses assumptions about arguments: `k % 16` assumes a multiple, `k = 1` an equal number. Pointers without an
-/// assumption are aligned to 16 bytes.
+/// Parses assumptions about arguments: `k % 16` assumes a multiple, `k = 1` an equal number. What is assumed of the other
+/// arguments is in `default`, as [`Specialization::aligned_memory`].
 ///
 /// # Errors
 /// An item of another form, an unknown argument, an argument with two assumptions, or an assumption that the type of
 /// the argument excludes.
 pub fn assumptions<'a>(
     def: &KernelDef,
+    default: Specialization,
     words: impl IntoIterator<Item = &'a str>,
 ) -> Result<Specialization, AssumptionError> {
-    let mut specialization = Specialization::aligned_memory(def);
+    let mut specialization = default;
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
     let mut seen = Vec::new();
     for part in words.into_iter().map(str::trim) {

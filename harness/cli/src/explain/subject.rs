@@ -293,14 +293,15 @@ fn default_config(constants: &[(&str, ConstValue)]) -> Config {
 
 /// Returns the specialization for dense tensors whose extents are multiples of 16.
 pub fn dense(def: &'static KernelDef) -> Specialization {
-    let innermost: Vec<&str> = bind::strides(def).into_values().filter_map(|s| s.params.last().copied()).collect();
-    let multiple = ArgSpec { divisible_by: 16, equal_to: None };
-    let args = def.params.iter().filter_map(|p| match p.kind {
-        ParamKind::Constexpr { .. } => None,
-        _ if !p.specialize => Some(ArgSpec::default()),
-        ParamKind::Scalar(elem) if !elem.resolve(&[]).is_some_and(DType::is_int) => Some(ArgSpec::default()),
-        ParamKind::Scalar(_) if innermost.contains(&p.name) => Some(ArgSpec { divisible_by: 1, equal_to: Some(1) }),
-        _ => Some(multiple),
-    });
-    Specialization { args: args.collect() }
+    let mut specialization = bind::row_major(def);
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    for (param, assumed) in passed.zip(&mut specialization.args) {
+        let is_integer = matches!(param.kind, ParamKind::Scalar(elem) if elem.resolve(&[]).is_some_and(DType::is_int));
+        if !param.specialize {
+            *assumed = ArgSpec::default();
+        } else if is_integer && assumed.equal_to.is_none() {
+            *assumed = ArgSpec { divisible_by: 16, equal_to: None };
+        }
+    }
+    specialization
 }
