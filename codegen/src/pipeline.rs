@@ -10,9 +10,9 @@ use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
     alternate_buffers, assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits,
-    direct_local_loads, early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots,
-    pingpong, pipeline_loads, prefetch_views, resolve_views, rotate_loops, specialize_warps, split_ctas, split_loops,
-    split_tiles, tma_stores,
+    direct_local_loads, early_release, expand_f64, fold_carried, fuse_reductions, hoist_buffers, invariant_divisors,
+    licm, order_dots, pingpong, pipeline_loads, prefetch_views, resolve_views, rotate_loops, specialize_warps,
+    split_ctas, split_loops, split_tiles, spread_loads, tma_stores,
 };
 use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
@@ -79,10 +79,12 @@ pub const PASS_NAMES: &[&str] = &[
     "alternate_buffers",
     "prefetch_views",
     "rotate_loops",
+    "invariant_divisors",
     "cse_async",
     "dce_async",
     "delay_waits",
     "direct_local_loads",
+    "spread_loads",
     "early_release",
     "pingpong",
 ];
@@ -193,6 +195,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("alternate_buffers", Stage::Async, alternate_buffers::run);
     p.pass("prefetch_views", Stage::Async, prefetch_views::run);
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
+    p.pass("invariant_divisors", Stage::Async, invariant_divisors::run);
     p.pass("cse_async", Stage::Async, |f| {
         cse::run(f);
     });
@@ -202,6 +205,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     let f32_in_flight = options.schedule.overlap != Some(false);
     p.pass("delay_waits", Stage::Async, |f| delay_waits::run_with(f, f32_in_flight));
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
+    p.pass("spread_loads", Stage::Async, spread_loads::run);
     p.pass("early_release", Stage::Async, early_release::run);
     p.pass("pingpong", Stage::Async, |f| pingpong::run(f, options));
     p.func

@@ -165,6 +165,17 @@ impl LanePlan {
         self.from_lane.iter().enumerate().all(own) && self.from_warp.iter().all(|&mask| mask == 0)
     }
 
+    /// The bits that lanes keep of their own numbers, if each lane reads from a lane with these bits and constant others:
+    /// then instructions have the constants, and no register has the lane to read from.
+    pub fn segment(&self) -> Option<u32> {
+        let masks = self.from_lane.iter().enumerate();
+        let keeps_or_drops = masks.clone().all(|(bit, &mask)| mask == 0 || mask == 1 << bit);
+        let kept = masks.fold(0, |kept, (_, mask)| kept | mask);
+        let is_constant = self.from_warp.iter().all(|&mask| mask == 0);
+        let sets_others = self.shuffles.iter().all(|shuffle| shuffle.lane & kept == 0);
+        (keeps_or_drops && is_constant && sets_others).then_some(kept)
+    }
+
     /// Number of shuffle instructions per thread, for 32-bit elements.
     pub fn num_shuffles(&self) -> usize {
         let needed = |shuffle: &&Shuffle| shuffle.lane != 0 || !self.is_butterfly();

@@ -16,6 +16,7 @@ pub mod expand_f64;
 pub mod fold_carried;
 pub mod fuse_reductions;
 pub mod hoist_buffers;
+pub mod invariant_divisors;
 pub mod licm;
 pub mod order_dots;
 pub mod pingpong;
@@ -27,6 +28,7 @@ pub mod specialize_warps;
 pub mod split_ctas;
 pub mod split_loops;
 pub mod split_tiles;
+pub mod spread_loads;
 pub mod tma_stores;
 
 use crate::ir::Func;
@@ -119,6 +121,11 @@ pub const PASSES: &[Pass] = &[
         run: fuse_reductions::run,
     },
     Pass {
+        name: "invariant_divisors",
+        summary: "divide by loop-invariant numbers with a multiplication",
+        run: invariant_divisors::run,
+    },
+    Pass {
         name: "licm",
         summary: "move loop-invariant ops out of loops",
         run: |f| {
@@ -144,6 +151,11 @@ pub const PASSES: &[Pass] = &[
         name: "rotate_loops",
         summary: "run the ops behind the main stage one iteration later",
         run: rotate_loops::run,
+    },
+    Pass {
+        name: "spread_loads",
+        summary: "load from shared memory while wgmma run, in few registers",
+        run: spread_loads::run,
     },
     Pass {
         name: "split_loops",

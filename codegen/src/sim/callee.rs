@@ -13,7 +13,8 @@ pub enum Callee {
     Function(String),
     /// An intrinsic that computes from its arguments alone.
     Pure(Intrinsic),
-    /// `shfl.sync` from the lane of a number, or (`butterfly`) of that number's exclusive or with the own one.
+    /// `shfl.sync` from the lane of a number, of which the segment mask replaces bits by those of the own one, or
+    /// (`butterfly`) from the lane of that number's exclusive or with the own one.
     Shuffle {
         butterfly: bool,
     },
@@ -87,6 +88,9 @@ enum IntrinsicOp {
     SMax,
     UMin,
     UMax,
+    MulHi {
+        signed: bool,
+    },
 }
 
 impl Intrinsic {
@@ -96,6 +100,8 @@ impl Intrinsic {
         let op = match parts[..] {
             ["llvm", "nvvm", "ff2bf16x2", "rn"] => IntrinsicOp::Pack(DType::BF16),
             ["llvm", "nvvm", "ff2f16x2", "rn"] => IntrinsicOp::Pack(DType::F16),
+            ["llvm", "nvvm", "mulhi", "i" | "ll"] => IntrinsicOp::MulHi { signed: true },
+            ["llvm", "nvvm", "mulhi", "ui" | "ull"] => IntrinsicOp::MulHi { signed: false },
             ["llvm", "fptosi", "sat", ..] => IntrinsicOp::ToInt { signed: true },
             ["llvm", "fptoui", "sat", ..] => IntrinsicOp::ToInt { signed: false },
             ["llvm", function, ..] => match function {
@@ -157,6 +163,12 @@ impl Intrinsic {
             IntrinsicOp::SMax => int(signed(0)?.max(signed(1)?))?,
             IntrinsicOp::UMin => unsigned(0)?.min(unsigned(1)?),
             IntrinsicOp::UMax => unsigned(0)?.max(unsigned(1)?),
+            IntrinsicOp::MulHi { signed: true } => {
+                (i128::from(signed(0)?) * i128::from(signed(1)?) >> width()?) as u64 & mask(width()?)
+            }
+            IntrinsicOp::MulHi { signed: false } => {
+                (u128::from(unsigned(0)?) * u128::from(unsigned(1)?) >> width()?) as u64
+            }
         }))
     }
 }

@@ -682,11 +682,12 @@ impl<'a> Block<'a> {
             Inst::Call { callee: Callee::Shuffle { butterfly }, args, .. } => {
                 let mut sources = Vec::new();
                 for &t in members {
-                    sources.push((self.get(t, operand(args, 1)?), self.bits(t, operand(args, 2)?)?));
+                    let kept = self.bits(t, operand(args, 3)?)? >> 8 & 31;
+                    sources.push((self.get(t, operand(args, 1)?), self.bits(t, operand(args, 2)?)?, kept));
                 }
                 for (i, &t) in members.iter().enumerate() {
-                    let lane = sources[i].1 as usize;
-                    let from = if *butterfly { i ^ lane } else { lane };
+                    let (lane, kept) = (sources[i].1 as usize, sources[i].2 as usize);
+                    let from = if *butterfly { i ^ lane } else { i & kept | lane & !kept };
                     let v = sources.get(from).ok_or("a shuffle from a lane that does not exist")?.0.clone();
                     self.finish(t, line.result, v);
                     self.threads[t].waiting = None;

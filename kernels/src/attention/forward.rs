@@ -183,7 +183,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
         let divisor = where_(total == 0.0, 1.0, total);
         let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
-        store(o_block, (acc / divisor.expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
+        store(o_block, (acc * (1.0 / divisor).expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
         let lse_block = make_block_ptr(
             lse + (entry * q.dim(1) + head).to::<i64>() * n_q,
             shape = [n_q],

@@ -124,7 +124,7 @@ pub fn flash_attention_fwd_combine<T: Float>(
     }
     let divisor = where_(total == 0.0, 1.0, total);
     let o_block = o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
-    store(o_block, (acc / divisor.expand_dims(1)).to::<T>(), boundary_check = boundary_dims(true, padded));
+    store(o_block, (acc * (1.0 / divisor).expand_dims(1)).to::<T>(), boundary_check = boundary_dims(true, padded));
     let lse_block = row_block(lse + row_offset(head, batch, n_q), first_row, n_q, q_tile);
     store(lse_block, row_max + log(total), boundary_check = [0]);
 }

@@ -5,6 +5,7 @@ mod aggregates;
 mod atomics;
 mod bytes;
 mod descriptor_rows;
+mod divisors;
 mod dot_scaled;
 mod dots;
 mod extents;

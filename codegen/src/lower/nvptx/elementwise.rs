@@ -370,6 +370,15 @@ impl Lowering<'_> {
                 };
                 return self.e.call(ty, &format!("llvm.{name}.{ty}"), &[(ty, a), (ty, b)]);
             }
+            BinaryOp::MulHi if d.bits() >= 32 => {
+                let suffix = match (d.bits(), signed) {
+                    (32, true) => "i",
+                    (32, false) => "ui",
+                    (_, true) => "ll",
+                    (_, false) => "ull",
+                };
+                return self.e.call(ty, &format!("llvm.nvvm.mulhi.{suffix}"), &[(ty, a), (ty, b)]);
+            }
             BinaryOp::MulHi => {
                 let bits = d.bits();
                 let wide = format!("i{}", 2 * bits);

@@ -435,8 +435,11 @@ impl Lowering<'_> {
             sources = self.rotate(sources, number, masks, ty);
         }
         let butterfly = plan.is_butterfly();
-        let from =
-            if butterfly { "0".into() } else { self.threads.linear(&mut self.e, &plan.from_lane, &plan.from_warp) };
+        let segment = plan.segment();
+        let from = match butterfly || segment.is_some() {
+            true => "0".into(),
+            false => self.threads.linear(&mut self.e, &plan.from_lane, &plan.from_warp),
+        };
         let received: Vec<Val> = plan
             .shuffles
             .iter()
@@ -444,6 +447,8 @@ impl Lowering<'_> {
                 let value = sources[s.register].clone();
                 if butterfly {
                     if s.lane == 0 { value } else { self.shuffle("bfly", &value, elem, &s.lane.to_string()) }
+                } else if let Some(kept) = segment {
+                    self.shuffle_in_segments("idx", &value, elem, &s.lane.to_string(), kept)
                 } else {
                     let source = self.e.inst(format!("xor i32 {from}, {}", s.lane));
                     self.shuffle("idx", &value, elem, &source)
@@ -474,11 +479,16 @@ impl Lowering<'_> {
 
     /// Emits `shfl.sync` of one element; `mode` is `bfly`, `idx` or `up`.
     pub(super) fn shuffle(&mut self, mode: &str, value: &str, elem: Elem, lane: &str) -> Val {
+        self.shuffle_in_segments(mode, value, elem, lane, 0)
+    }
+
+    /// As [`Self::shuffle`], where each lane keeps the bits `kept` of its own number.
+    fn shuffle_in_segments(&mut self, mode: &str, value: &str, elem: Elem, lane: &str, kept: u32) -> Val {
         let ty = llvm_type(elem);
         // `up` clamps at lane 0, the other modes at lane 31.
-        let clamp = if mode == "up" { "0" } else { "31" };
+        let clamp = (kept << 8 | if mode == "up" { 0 } else { 31 }).to_string();
         let word = |e: &mut super::emit::Emitter, w: &str| {
-            let args = [("i32", "-1"), ("i32", w), ("i32", lane), ("i32", clamp)];
+            let args = [("i32", "-1"), ("i32", w), ("i32", lane), ("i32", &clamp)];
             e.call("i32", &format!("llvm.nvvm.shfl.sync.{mode}.i32"), &args)
         };
         match elem.bits() {
