@@ -1,10 +1,12 @@
 //! Loads from shared memory while `wgmma` run, in few registers.
 //!
-//! Does: where several lanes would load the same elements directly after a wait for a `wgmma`, with no arithmetic that
-//! hides the latency, each lane loads a part of them before the wait, and shuffles after it give each lane what it uses
-//! (a `convert_layout`). The load takes its registers beside those of the `wgmma` in flight, hence a part only.
-//! FlashAttention-3 does so with L of its backward pass (`hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp`, `ShuffleLSE`); what it
-//! gains: `harness/records/2026-11-28-h200-attention-spread.jsonl`.
+//! Does: where several lanes would load the same elements directly after a wait for a `wgmma`, with nothing that hides the
+//! latency, each lane loads a part of them before the wait, and shuffles after it give each lane what it uses (a
+//! `convert_layout`). The load takes its registers beside those of the `wgmma` in flight, hence a part only. Arithmetic
+//! of the warp would hide the latency, and so would other warps, unless the loop keeps all of them in step: where they exchange a
+//! tile in each iteration. FlashAttention-3 does so with L of its backward pass
+//! (`hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp`, `ShuffleLSE`); what it gains, and what it costs in loops without exchange:
+//! `harness/records/2026-11-28-h200-attention-tiles.jsonl` and `…-attention-tried.jsonl` (fourteenth run).
 //! Requires: stage *async*, with `wgmma_wait` in final position (`delay_waits`).
 //! Keeps: results.
 //! Does not: move loads past ops that may change shared memory.
@@ -13,7 +15,7 @@ use crate::ir::{BlockId, Effects, Func, Op, OpId};
 use crate::layout::{Conversion, Dim, LinearLayout, ThreadBases};
 
 /// Loads of fewer registers stay as they are: with 16, as in the backward pass of attention with heads of 128, shuffles cost
-/// more than the latency (rows of `…-attention-tried`, fourteenth run).
+/// more than the latency (`…-attention-tried`, fourteenth run).
 const MIN_REGISTERS: usize = 32;
 
 /// The widest access of a thread.
@@ -22,6 +24,9 @@ const VECTOR_BYTES: u32 = 16;
 /// Runs the pass.
 pub fn run(func: &mut Func) {
     for block in (0..func.num_blocks() as u32).map(BlockId) {
+        if !exchanges_tile(func, block) {
+            continue;
+        }
         let waits = func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. }));
         for wait in waits.collect::<Vec<_>>() {
             if nothing_hides_latency(func, block, wait) {
@@ -36,6 +41,16 @@ pub fn run(func: &mut Func) {
 /// Changes the place of elements only.
 fn is_move(op: &Op) -> bool {
     matches!(op, Op::LocalLoad | Op::ConvertLayout | Op::ExpandDims { .. } | Op::Broadcast)
+}
+
+/// Whether the warps exchange a tile that they compute, after a barrier.
+fn exchanges_tile(func: &Func, block: BlockId) -> bool {
+    let stores = |&id: &OpId| match func.op(id).op {
+        Op::LocalStore => true,
+        Op::LocalAlloc => !func.op(id).operands.is_empty(),
+        _ => false,
+    };
+    func.block(block).ops.iter().any(stores)
 }
 
 /// Whether there is no arithmetic on tiles between the last `wgmma` before a wait and the wait.
