@@ -165,8 +165,8 @@ impl LanePlan {
         self.from_lane.iter().enumerate().all(own) && self.from_warp.iter().all(|&mask| mask == 0)
     }
 
-    /// The bits that lanes keep of their own numbers, if each lane reads from a lane with these bits and constant others:
-    /// then instructions have the constants, and no register has the lane to read from.
+    /// The segment mask of `shfl.idx`: the lane bits that each lane keeps, if all other bits of its source lane are
+    /// constants. The source lane is then an immediate, and takes no register.
     pub fn segment(&self) -> Option<u32> {
         let masks = self.from_lane.iter().enumerate();
         let keeps_or_drops = masks.clone().all(|(bit, &mask)| mask == 0 || mask == 1 << bit);

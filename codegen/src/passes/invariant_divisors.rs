@@ -1,6 +1,6 @@
 //! Divides by loop-invariant numbers with a multiplication.
 //!
-//! Does: in loops, replaces each `div` and `rem` of i32 scalars by a divisor from outside of the loop: ⌊(2³² − 1) / |d|⌋,
+//! Does: in loops, replaces each `div` and `rem` of i32 scalars by a divisor that is defined outside of the loop: ⌊(2³² − 1) / |d|⌋,
 //! computed before the loop, times |n| gives the quotient in its high half, or one less, which the remainder tells
 //! (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, say when one needs no such
 //! correction). A GPU has no instruction for division; ptxas emits about 20, in one chain of some 100 cycles. Persistent
@@ -8,8 +8,8 @@
 //! (`harness/records/2026-11-28-h200-attention-tiles.jsonl`).
 //! Requires: a verified function.
 //! Keeps: results, those of division by zero (0) and of the one quotient that wraps included.
-//! Does not: replace divisions by constants, nor those whose result is known to be a multiple of some number: the factors
-//! would not show it.
+//! Does not: replace divisions by constants; divisions of other types; those whose result has a known divisor above 1,
+//! which analyses would not find in the replacement. Of ranges, only that a result is not negative stays known.
 
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, Builder, CmpOp, DType, Def, Func, Op, OpId, Type, UnaryOp, Value};
@@ -24,18 +24,29 @@ pub fn run(func: &mut Func) {
         let (result, [n, d]) = (func.result(id), [0, 1].map(|i| func.op(id).operands[i]));
         let is_i32 = *func.ty(result) == Type::Scalar(DType::I32.into());
         let is_multiple = axis.get(func, result).divisibility[0] > 1;
-        let Some(around) = outermost_loop(func, id, d).filter(|_| is_i32 && !is_multiple) else { continue };
-        let is_constant = func.def_op(d).is_some_and(|def| matches!(func.op(def).op, Op::Constant { .. }));
-        if is_constant {
-            continue;
-        }
+        let is_constant = axis.scalar_constant(func, d).is_some();
+        let replaces = is_i32 && !is_multiple && !is_constant && is_in_code(func, id);
+        let Some(around) = outermost_loop(func, id, d).filter(|_| replaces) else { continue };
         let [signed, signed_divisor] = [n, d].map(|v| axis.get(func, v).range.0 < 0);
         let reciprocal =
             *reciprocals.entry((d, around)).or_insert_with(|| Reciprocal::before(func, around, d, signed_divisor));
-        let quotient = reciprocal.divide(func, id, op, [n, d], [signed, signed_divisor]);
-        func.replace_uses(result, quotient);
+        let mut replacement = reciprocal.divide(func, id, op, [n, d], [signed, signed_divisor]);
+        if !signed && !signed_divisor {
+            let hint = Op::Hint { divisible: None, contiguous: None, at_least: Some(0) };
+            let loc = func.op(id).loc.clone();
+            replacement = Builder::before(func, id, loc).one(hint, &[replacement], Type::Scalar(DType::I32.into()));
+        }
+        func.replace_uses(result, replacement);
         func.erase(id);
     }
+}
+
+/// Whether an op is in the body of a kernel, its partitions, branches and loops: not in a function that combines elements.
+fn is_in_code(func: &Func, id: OpId) -> bool {
+    func.parent_op(id).is_none_or(|parent| {
+        let is_code = matches!(func.op(parent).op, Op::If | Op::For { .. } | Op::While | Op::WarpSpecialize { .. });
+        is_code && is_in_code(func, parent)
+    })
 }
 
 /// The outermost of the loops around an op in which `v` is not defined.

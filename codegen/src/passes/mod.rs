@@ -154,7 +154,7 @@ pub const PASSES: &[Pass] = &[
     },
     Pass {
         name: "spread_loads",
-        summary: "load from shared memory while wgmma run, in few registers",
+        summary: "load parts from shared memory while wgmma run, and shuffle them to the lanes that use them",
         run: spread_loads::run,
     },
     Pass {

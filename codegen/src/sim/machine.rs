@@ -682,7 +682,11 @@ impl<'a> Block<'a> {
             Inst::Call { callee: Callee::Shuffle { butterfly }, args, .. } => {
                 let mut sources = Vec::new();
                 for &t in members {
-                    let kept = self.bits(t, operand(args, 3)?)? >> 8 & 31;
+                    let segment = self.bits(t, operand(args, 3)?)?;
+                    let kept = segment >> 8 & 31;
+                    if segment & 31 != 31 || segment >> 13 != 0 || *butterfly && kept != 0 {
+                        return Err(format!("a shuffle in segments of {segment:#x}"));
+                    }
                     sources.push((self.get(t, operand(args, 1)?), self.bits(t, operand(args, 2)?)?, kept));
                 }
                 for (i, &t) in members.iter().enumerate() {

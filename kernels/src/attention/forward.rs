@@ -180,7 +180,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         }
         let (acc, row_max, total) = state;
 
-        // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
+        // A row that saw no key has a sum of 0: O = 0 · 1, L = log₂ 0 = −∞.
         let divisor = where_(total == 0.0, 1.0, total);
         let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
         store(o_block, (acc * (1.0 / divisor).expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));

@@ -27,7 +27,7 @@ fn divide_all(
     }
 }
 
-/// A divisor that is constant in the inner loop and changes in the outer one, and a dividend that is.
+/// A divisor that is constant in the inner loop and changes in the outer one.
 #[kernel]
 fn digits(x: In<i32>, y: Out<i32>, count: i32) {
     let mut power = scalar::<i32>(1);

@@ -28,6 +28,10 @@ fn simulate(plan: &LanePlan, src: &LinearLayout, warp: u32) -> Vec<Vec<Vec<u32>>
     (0..lanes)
         .map(|lane| {
             let from = masks(&plan.from_lane, &plan.from_warp, lane, warp);
+            if let Some(kept) = plan.segment() {
+                // As `shfl.idx` finds the lane from a segment mask.
+                assert!(plan.shuffles.iter().all(|s| from ^ s.lane == (lane & kept | s.lane & !kept)), "{plan:?}");
+            }
             let taken: Vec<&Vec<u32>> =
                 plan.shuffles.iter().map(|shuffle| &offers[(from ^ shuffle.lane) as usize][shuffle.register]).collect();
             let mask = masks(&plan.rotate_out_lane, &[], lane, warp) as usize;

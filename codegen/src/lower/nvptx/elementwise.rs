@@ -370,6 +370,7 @@ impl Lowering<'_> {
                 };
                 return self.e.call(ty, &format!("llvm.{name}.{ty}"), &[(ty, a), (ty, b)]);
             }
+            // LLVM finds no `mul.hi` in the wide product where it hoists one of the extensions out of a loop.
             BinaryOp::MulHi if d.bits() >= 32 => {
                 let suffix = match (d.bits(), signed) {
                     (32, true) => "i",
