@@ -59,21 +59,22 @@ pub struct Arguments {
 /// Compiler options that every kernel has.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Warps (32 threads each) per block (GPU), a power of two. Default: 4, or that of the configuration (`compile`)
+    /// Warps (32 threads each) per block (GPU), a power of two. Default: 4, or that of the configuration (`compile`, `explain`)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_warps: Option<u32>,
-    /// CTAs of the cluster that shares each program, 1, 2, 4 or 8 (Hopper). Default: 1, or that of the configuration (`compile`)
+    /// CTAs of the cluster that shares each program, 1, 2, 4 or 8 (Hopper). Default: 1, or that of the
+    /// configuration (`compile`, `explain`)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_ctas: Option<u32>,
     /// Number of stages of software pipelines, in loops that do not set it themselves (GPU). Default: 3, or that
-    /// of the configuration (`compile`)
+    /// of the configuration (`compile`, `explain`)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     num_stages: Option<u32>,
     /// Maximum number of registers per thread (GPU)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     max_registers: Option<u32>,
     /// Schedules of loops, as `tilewright solve` prints them, in place of those that the compiler chooses (GPU). Default:
-    /// those of the configuration (`compile`)
+    /// those of the configuration (`compile`, `explain`)
     #[arg(long, value_name = "SCHEDULES", value_parser = loop_schedules)]
     loops: Option<String>,
     /// Compile without `device_assert`s
@@ -205,14 +206,8 @@ fn loop_schedules(text: &str) -> std::result::Result<String, String> {
 }
 
 impl Options {
-    /// Returns options with these values (warps, CTAs, stages), and with `device_assert`s.
-    pub fn new([num_warps, num_ctas, num_stages]: [u32; 3], max_registers: Option<u32>, schedule: Schedule) -> Options {
-        let [num_warps, num_ctas, num_stages] = [num_warps, num_ctas, num_stages].map(Some);
-        Options { num_warps, num_ctas, num_stages, max_registers, loops: None, no_asserts: false, schedule }
-    }
-
     /// These options, and those of `base` where one is not given.
-    fn over(&self, base: CompileOptions) -> Options {
+    pub fn over(&self, base: CompileOptions) -> Options {
         Options {
             num_warps: self.num_warps.or(Some(base.num_warps)),
             num_ctas: self.num_ctas.or(Some(base.num_ctas)),

@@ -13,6 +13,9 @@ use crate::{Kernels, Result};
 pub struct Arguments {
     /// Only this kernel, with its full description
     kernel: Option<String>,
+    /// Print the names only, one in a line
+    #[arg(long, conflicts_with_all = ["json", "kernel"])]
+    names: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -71,6 +74,9 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         Some(name) => vec![kernels.find(name)?],
         None => kernels.defs().to_vec(),
     };
+    if arguments.names {
+        return Ok(chosen.iter().try_for_each(|def| writeln!(out, "{}", def.name))?);
+    }
     let kernels: Vec<Kernel> = chosen.into_iter().map(describe).collect();
     if arguments.json {
         writeln!(out, "{}", to_json(&kernels))?;
@@ -142,6 +148,29 @@ fn list(title: &str, items: Vec<String>, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
+/// Replaces rustdoc's links, `[text](target)` and [`name`], by their texts.
+fn without_links(doc: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = doc;
+    while let Some(at) = rest.find('[') {
+        plain.push_str(&rest[..at]);
+        let (mut inside, after) = match rest[at + 1..].split_once(']') {
+            Some(parts) if !parts.0.contains(['[', '\n']) => parts,
+            _ => ("", ""),
+        };
+        let target = after.strip_prefix('(').and_then(|target| target.split_once(')'));
+        let is_code = inside.starts_with('`') && inside.ends_with('`');
+        (inside, rest) = match target {
+            Some((_, after)) => (inside, after),
+            None if is_code => (inside, after),
+            None => ("[", &rest[at + 1..]),
+        };
+        plain.push_str(inside);
+    }
+    plain.push_str(rest);
+    plain
+}
+
 fn describe(def: &KernelDef) -> Kernel {
     let type_name = |elem: ElemDef| match elem {
         ElemDef::Fixed(dtype) => dtype.name().to_string(),
@@ -167,7 +196,7 @@ fn describe(def: &KernelDef) -> Kernel {
     };
     Kernel {
         name: def.name,
-        doc: def.doc.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_string(),
+        doc: without_links(def.doc.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim()),
         source: format!("{}:{}", def.file, def.line),
         type_parameters: def
             .generics
@@ -189,5 +218,25 @@ fn describe(def: &KernelDef) -> Kernel {
             })
             .collect(),
         constants: def.params.iter().filter_map(constant).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_links;
+
+    #[test]
+    fn links_become_their_texts() {
+        for (doc, plain) in [
+            ("adds ([`sum`](super::sum), and [why](https://a/b)), [`x`] too", "adds (`sum`, and why), `x` too"),
+            (
+                "q is [batch, heads, n_q, d], of [rows / 16, 16 · d_tile]",
+                "q is [batch, heads, n_q, d], of [rows / 16, 16 · d_tile]",
+            ),
+            ("an open [ and an open [`x", "an open [ and an open [`x"),
+            ("", ""),
+        ] {
+            assert_eq!(without_links(doc), plain);
+        }
     }
 }

@@ -45,6 +45,8 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     if !arguments.compile.has_outputs() {
         emit = vec![Emit::Schedule];
     }
+    let table = arguments.export.as_deref().map(|path| read_table(path, &request, kernels.autotune(request.def)));
+    let table = table.transpose()?;
     request.options.loops = None;
     let func = scheduled(&request, arch)?;
     let mut schedules = Vec::new();
@@ -59,19 +61,22 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         };
         let limits = Limits { time: Duration::from_secs_f64(arguments.budget) };
         let pressure = |behind: &[bool]| register_pressure(&func, &problem, behind);
-        let found = solve(&problem, &pressure, limits)
-            .map_err(|reason| CliError::Failure(format!("loop {number} at {}: {reason}", problem.loc)))?;
-        writeln!(out, "{}", describe(number, &problem, &found))?;
-        schedules.push(LoopSchedule { number, bound: found.bound, solution: found.solution });
+        match solve(&problem, &pressure, limits) {
+            Ok(found) => {
+                writeln!(out, "{}", describe(number, &problem, &found))?;
+                schedules.push(LoopSchedule { number, bound: found.bound, solution: found.solution });
+            }
+            Err(reason) => writeln!(out, "loop {number} at {}: {reason}", problem.loc)?,
+        }
     }
     if schedules.is_empty() {
-        return Err(CliError::Failure(format!("kernel `{}` has no loop that can be scheduled", request.def.name)));
+        return Err(CliError::Failure(format!("no schedule was found for a loop of kernel `{}`", request.def.name)));
     }
     let text = LoopSchedules(schedules).to_string();
     writeln!(out, "loops={text}")?;
     request.options.loops = Some(text);
-    if let Some(path) = &arguments.export {
-        let count = export(path, &request, kernels.autotune(request.def))?;
+    if let (Some(path), Some((table, autotune))) = (&arguments.export, table) {
+        let count = export(path, table, &request, autotune)?;
         writeln!(out, "wrote {} ({count} entries)", path.display())?;
     }
     for path in compile::compile_to(&request, &emit, arguments.compile.out())? {
@@ -121,16 +126,28 @@ fn scheduled(request: &Request, arch: GpuArch) -> Result<Func> {
     kept.0.ok_or_else(|| CliError::Failure("internal error: no pass schedules loops; please report this".to_string()))
 }
 
-/// Adds the schedules to the entries of a table for this kernel, types, constants and options. Returns how many.
+/// Reads the tuning table of `--export`, before anything is solved.
 ///
 /// # Errors
-/// A file that is not a tuning table, or has no such entry.
-fn export(path: &Path, request: &Request, autotune: Option<&'static Autotune>) -> Result<usize> {
+/// A file that is not a tuning table, or a kernel that has none.
+fn read_table(
+    path: &Path,
+    request: &Request,
+    autotune: Option<&'static Autotune>,
+) -> Result<(TuningTable, &'static Autotune)> {
     let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let table = TuningTable::parse(&text).map_err(|why| CliError::file("add to", path, why))?;
     let name = request.def.name;
     let autotune = autotune.ok_or_else(|| CliError::Failure(format!("kernel `{name}` has no configurations")))?;
-    let mut table = table.renamed(request.def);
+    Ok((table.renamed(request.def), autotune))
+}
+
+/// Adds the schedules to the entries of a table for this kernel, types, constants and options. Returns how many.
+///
+/// # Errors
+/// A table without such an entry, or a file that cannot be written.
+fn export(path: &Path, mut table: TuningTable, request: &Request, autotune: &Autotune) -> Result<usize> {
+    let name = request.def.name;
     let mut count = 0;
     for entry in table.entries.iter_mut().filter(|entry| entry.kernel == name) {
         let Ok(mut config) = autotune.parse_config(&entry.config) else { continue };

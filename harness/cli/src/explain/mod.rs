@@ -23,7 +23,7 @@ use self::code::{Code, Counts, classes, mma_count};
 use self::occupancy::occupancy;
 use self::roofline::{Peaks, Work, data_sheet};
 use self::subject::Subject;
-use crate::compile::{self, Request, Schedule};
+use crate::compile::{self, Options, Request};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 use crate::{CliError, Hints, Kernels, Result, value_parsers};
 
@@ -45,23 +45,11 @@ pub struct Arguments {
     /// Constants of the kernel: `d=128,causal=true`. Default: the shipped tuned configuration, else common values
     #[arg(long, value_name = "NAME=VALUE,…")]
     set: Vec<String>,
-    /// Assumptions about arguments. Default: dense tensors, and extents that are multiples of 16
-    #[arg(long, value_name = "NAME%N|NAME=N,…")]
+    /// Assumptions about arguments, as of `compile`. Default: dense tensors, and extents that are multiples of 16
+    #[arg(long, value_name = "NAME%N|NAME=N|dense,…")]
     assume: Vec<String>,
-    /// Warps (32 threads each) per block, a power of two
-    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
-    num_warps: Option<u32>,
-    /// CTAs of the cluster that shares each program, 1, 2, 4 or 8 (Hopper)
-    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
-    num_ctas: Option<u32>,
-    /// Number of stages of software pipelines
-    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
-    num_stages: Option<u32>,
-    /// Maximum number of registers per thread
-    #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
-    max_registers: Option<u32>,
     #[command(flatten)]
-    schedule: Schedule,
+    options: Options,
     /// Shape of a tensor, for the roofline: `q=1,16,16384,64`. Other shapes are derived from the names of dimensions
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,

@@ -11,7 +11,7 @@ use tilewright_runtime::autotune::Config;
 use super::roofline::Work;
 use super::{Arguments, Row};
 use crate::bind::{self, Extents};
-use crate::compile::{Options, Request, assumptions};
+use crate::compile::{Request, assumptions};
 use crate::{CliError, Hints, Kernels, Result, choose, run};
 
 /// A variant of a kernel, and the shapes of its problem.
@@ -75,15 +75,7 @@ impl Subject {
         if !assumed.is_empty() {
             notes.push(format!("Assumed: {}. Change with --set.", assumed.join(", ")));
         }
-        let options = Options::new(
-            [
-                arguments.num_warps.unwrap_or(config.num_warps),
-                arguments.num_ctas.unwrap_or(config.num_ctas),
-                arguments.num_stages.unwrap_or(config.num_stages),
-            ],
-            arguments.max_registers.or(config.max_registers),
-            target::Schedule::from(arguments.schedule).or(config.schedule).into(),
-        );
+        let options = arguments.options.over(config.options());
         let specialization = match arguments.assume.is_empty() {
             true => dense(def),
             false => assumptions(def, &arguments.assume)?,
@@ -121,6 +113,7 @@ impl Subject {
             ("tma_stores", tma_stores),
         ];
         words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
+        words.extend(options.loops.iter().map(|loops| format!("loops={loops}")));
         words.join(" ")
     }
 

@@ -32,20 +32,21 @@ pub fn section(func: &Func, timelines: &[Timeline], schedule: &Schedule, names: 
     if timelines.is_empty() {
         return "<p>No innermost loop of the function has a timeline.</p>\n".to_string();
     }
-    timelines.iter().enumerate().map(|(n, of)| part(func, n, of, schedule, names)).collect()
+    (0..timelines.len()).map(|n| part(func, n, timelines, schedule, names)).collect()
 }
 
-fn part(func: &Func, number: usize, of: &Timeline, schedule: &Schedule, names: &OpNames) -> String {
+fn part(func: &Func, number: usize, timelines: &[Timeline], schedule: &Schedule, names: &OpNames) -> String {
+    let of = &timelines[number];
     let busy: Vec<String> = of
         .busy
         .iter()
         .map(|(pipe, cycles)| format!("{} {cycles:.0} ({:.0} %)", pipe.name(), 100.0 * cycles / of.interval))
         .collect();
     format!(
-        "<details{}>\n<summary>{} <code>{}</code>: {:.0} cycles per iteration; bound by {}</summary>\n{}\
+        "<details{}>\n<summary>{}, <code>{}</code>: {:.0} cycles per iteration; bound by {}</summary>\n{}\
          <p class=\"note\">Cycles per iteration in which each pipe is busy: {}.</p>\n</details>\n",
         if number < 2 { " open" } else { "" },
-        place(func, of),
+        place(func, timelines, number),
         escaped(names.short(of.op)),
         of.interval,
         escaped(&of.bound_in_words()),
@@ -54,10 +55,16 @@ fn part(func: &Func, number: usize, of: &Timeline, schedule: &Schedule, names: &
     )
 }
 
-/// The line of a loop.
-fn place(func: &Func, of: &Timeline) -> String {
-    let loc = &func.op(of.op).loc;
-    if loc.is_unknown() { "Loop".to_string() } else { format!("Loop, line {},", loc.line) }
+/// The line of loop `number`, and which of the loops of this line it is: the compiler splits loops.
+fn place(func: &Func, timelines: &[Timeline], number: usize) -> String {
+    let line = |of: &Timeline| func.op(of.op).loc.line;
+    let own = &func.op(timelines[number].op).loc;
+    let alike = |timelines: &[Timeline]| timelines.iter().filter(|of| line(of) == own.line).count();
+    let place = if own.is_unknown() { "Loop".to_string() } else { format!("Loop, line {}", own.line) };
+    match alike(timelines) {
+        0 | 1 => place,
+        all => format!("{place} ({} of {all})", alike(&timelines[..=number])),
+    }
 }
 
 /// Intervals and bounds as a table.
@@ -68,9 +75,12 @@ pub fn table(func: &Func, timelines: &[Timeline]) -> Option<Table> {
         Column::text("bound by").key("bound"),
     ];
     let mut table = Table::new("loops", "Predicted loops, on an SM at its peak rates", columns);
-    for of in timelines {
-        let name = place(func, of).trim_end_matches(',').to_string();
-        table.push([name.into(), Cell::from(of.interval.round() as usize), of.bound_in_words().into()]);
+    for (number, of) in timelines.iter().enumerate() {
+        table.push([
+            place(func, timelines, number).into(),
+            Cell::from(of.interval.round() as usize),
+            of.bound_in_words().into(),
+        ]);
     }
     let blocks = timelines.first().map_or(1, blocks);
     let note = format!(
