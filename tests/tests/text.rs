@@ -203,3 +203,26 @@ fn former_names_of_attributes_are_read() {
     assert!(former.contains("late = true, open = true") && former.contains("stage_one = true"), "{former}");
     assert_eq!(text::parse(&former).map(|f| text::print(&f)), text::parse(present).map(|f| text::print(&f)));
 }
+
+/// The kernels of `docs/ir.md` are valid, and the first one doubles what its page says.
+#[test]
+fn kernels_of_the_grammar_are_valid() {
+    let page = include_str!("../../docs/ir.md");
+    let kernels: Vec<&str> = page.split("```tile\n").skip(1).map(|part| part.split("```").next().unwrap()).collect();
+    assert!(!kernels.is_empty());
+    for kernel in &kernels {
+        let func = text::parse(kernel).unwrap();
+        verify::verify(&func, Stage::Tile).unwrap();
+        let printed = text::print(&func);
+        assert_eq!(text::print(&text::parse(&printed).unwrap()), printed);
+    }
+    let func = text::parse(kernels[0]).unwrap();
+    let mut memory = Memory::new();
+    let x: Vec<u8> = (0..100).flat_map(|i| (i as f32).to_ne_bytes()).collect();
+    let buffer = memory.add(x);
+    let values = [buffer.into(), ArgValue::Int(90)];
+    interp::run_traced(&func, &values, [2, 1, 1], &mut memory, RunOptions::default(), &mut ()).unwrap();
+    let doubled = memory.bytes(buffer).chunks(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().unwrap()));
+    let want = (0..100).map(|i| if i < 90 { 2.0 * i as f32 } else { i as f32 });
+    assert!(doubled.eq(want));
+}

@@ -19,7 +19,7 @@ pub struct InterpretArgs {
     #[arg(long = "arg", value_name = "NAME=VALUE", requires = "interpret")]
     args: Vec<String>,
 
-    /// Extents of the grid.
+    /// Extents of the grid, one to three.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 1, 1], value_name = "X,Y,Z")]
     grid: Vec<u32>,
 
@@ -77,8 +77,11 @@ impl InterpretArgs {
             };
             values.push(value);
         }
-        let &[x, y, z] = self.grid.as_slice() else {
-            return Err(format!("--grid takes three numbers, found {}", self.grid.len()));
+        let (x, y, z) = match self.grid[..] {
+            [x] => (x, 1, 1),
+            [x, y] => (x, y, 1),
+            [x, y, z] => (x, y, z),
+            _ => return Err(format!("--grid takes one to three numbers, found {}", self.grid.len())),
         };
         // The interpreter would take hours.
         let programs = [x, y, z].iter().try_fold(1u32, |n, &extent| n.checked_mul(extent));
