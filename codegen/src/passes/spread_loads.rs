@@ -91,7 +91,7 @@ fn spread_layout(func: &Func, load: OpId) -> Option<LinearLayout> {
     let offsets: Vec<u32> = layout.locate_in(memory).images(Dim::Register).iter().map(|at| at.offset).collect();
     // The bits of a register number that tell the elements of one access apart.
     let vector = (0..).take_while(|&i| offsets.contains(&(1 << i)) && bytes << i < VECTOR_BYTES).count();
-    let mut movable: Vec<usize> = (0..register.len()).filter(|&i| offsets[i] % (1 << vector) == 0).collect();
+    let mut movable: Vec<usize> = (0..register.len()).filter(|&i| offsets[i].is_multiple_of(1 << vector)).collect();
     movable.sort_by_key(|&i| offsets[i]);
     let mut movable = movable.into_iter();
     let mut moved = Vec::new();

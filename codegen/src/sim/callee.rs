@@ -164,10 +164,10 @@ impl Intrinsic {
             IntrinsicOp::UMin => unsigned(0)?.min(unsigned(1)?),
             IntrinsicOp::UMax => unsigned(0)?.max(unsigned(1)?),
             IntrinsicOp::MulHi { signed: true } => {
-                (i128::from(signed(0)?) * i128::from(signed(1)?) >> width()?) as u64 & mask(width()?)
+                ((i128::from(signed(0)?) * i128::from(signed(1)?)) >> width()?) as u64 & mask(width()?)
             }
             IntrinsicOp::MulHi { signed: false } => {
-                (u128::from(unsigned(0)?) * u128::from(unsigned(1)?) >> width()?) as u64
+                ((u128::from(unsigned(0)?) * u128::from(unsigned(1)?)) >> width()?) as u64
             }
         }))
     }
