@@ -191,7 +191,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     notes.iter().for_each(|note| p.observer.note(note));
     let chosen = "internal compiler error: the chosen schedule cannot be carried out; please report this";
     p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options).expect(chosen));
-    p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f).expect(chosen));
+    p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch).expect(chosen));
     p.pass("alternate_buffers", Stage::Async, alternate_buffers::run);
     p.pass("prefetch_views", Stage::Async, prefetch_views::run);
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
@@ -207,7 +207,8 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
     p.pass("spread_loads", Stage::Async, spread_loads::run);
     p.pass("early_release", Stage::Async, early_release::run);
-    p.pass("pingpong", Stage::Async, |f| pingpong::run(f, options));
+    p.pass("pingpong", Stage::Async, |f| notes = pingpong::run(f, options));
+    notes.iter().for_each(|note| p.observer.note(note));
     p.func
 }
 

@@ -72,7 +72,7 @@ fn errors_say_what_to_do() {
     assert_eq!(fails(&["-"], "kernel @f() { boom }"), "tile-opt: -:1:15: unknown op `boom`\n");
     assert_eq!(
         fails(&["-"], "kernel @f(%x: f32) { %0 = not %x : f32\nreturn }"),
-        "tile-opt: - is not a valid function:\n  `%0 = not %x : f32`: operand 0 should be a scalar or tile of bool or integers, \
+        "tile-opt: - is not a valid function:\n  -:1:27: `%0 = not %x : f32`: operand 0 should be a scalar or tile of bool or integers, \
          found f32 (rule: operand types)\n"
     );
     assert!(
@@ -88,6 +88,8 @@ fn errors_say_what_to_do() {
         "tile-opt: `%3 = load %2 {eviction = normal} : f32` in program (0, 0, 0): accesses 4 bytes at offset 36 of \
          buffer 0, which has 32 bytes\n"
     );
+    let none = ["-", "--interpret", "--arg", "x=zeros:8", "--arg", "y=zeros:1", "--arg", "n=8", "--grid", "2,0"];
+    assert_eq!(fails(&none, ADD), "tile-opt: --grid 2,0,1 has no program to run; extents begin at 1\n");
     assert!(fails(&["-", "--passes", "dce", "--reduce"], ADD).contains("there is nothing to reduce"));
 }
 

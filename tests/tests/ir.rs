@@ -57,6 +57,7 @@ fn options(input: &str) -> Result<(GpuArch, CompileOptions), String> {
         match name {
             "target" => arch = value.parse().map_err(|_| wrong())?,
             "num_warps" => options.num_warps = value.parse().map_err(|_| wrong())?,
+            "num_ctas" => options.num_ctas = value.parse().map_err(|_| wrong())?,
             "num_stages" => options.num_stages = value.parse().map_err(|_| wrong())?,
             _ => *options.schedule.choice(name).ok_or_else(wrong)? = Some(value.parse().map_err(|_| wrong())?),
         }
@@ -65,12 +66,12 @@ fn options(input: &str) -> Result<(GpuArch, CompileOptions), String> {
 }
 
 /// Runs the passes of a file; returns the output.
-fn run(input: &str) -> Result<String, String> {
+fn run(file: &str, input: &str) -> Result<String, String> {
     let names = input
         .lines()
         .find_map(|line| line.strip_prefix("// run:"))
         .ok_or("expected a line `// run: pass, pass, …` before the kernel")?;
-    let mut func = text::parse(input).map_err(|e| e.to_string())?;
+    let mut func = text::parse_file(file, input).map_err(|e| e.to_string())?;
     check(&func, "before the passes")?;
     let (arch, options) = options(input)?;
     let mut out = String::new();
@@ -110,7 +111,7 @@ fn passes_give_what_the_files_expect() {
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let content = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let (input, expected) = content.split_once(EXPECT).unwrap_or((&content, ""));
-        match run(input) {
+        match run(&name, input) {
             Err(e) => failures.push(format!("{name}: {e}")),
             Ok(found) if found == expected => {}
             Ok(found) if bless => {
@@ -121,6 +122,19 @@ fn passes_give_what_the_files_expect() {
         }
     }
     assert!(failures.is_empty(), "{} files fail (BLESS=1 accepts):\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Every pass that tools run by name has a file.
+#[test]
+fn every_pass_has_a_file() {
+    let contents: Vec<String> =
+        files().iter().map(|path| std::fs::read_to_string(path).expect("a readable file")).collect();
+    let runs: Vec<&str> =
+        contents.iter().filter_map(|text| text.lines().find_map(|line| line.strip_prefix("// run:"))).collect();
+    let run: Vec<&str> = runs.iter().flat_map(|names| names.split(',')).map(str::trim).collect();
+    let names = passes::PASSES.iter().map(|pass| pass.name).chain(passes::TARGET_PASSES.iter().map(|pass| pass.name));
+    let untested: Vec<&str> = names.filter(|name| !run.contains(name)).collect();
+    assert!(untested.is_empty(), "no file of tests/ir runs {}", untested.join(", "));
 }
 
 /// Attributes with numbers far beyond what the files have are valid or refused: neither the parser nor the verifier panics.

@@ -229,11 +229,9 @@ pub fn layouts(func: &Func) -> Vec<LayoutUse> {
             let (layout, elem) = match *func.ty(v) {
                 Type::Tensor { layout: Some(layout), .. } => (layout, None),
                 Type::Shared { layout, elem, .. } => (layout, Some(elem)),
-                Type::Tensor { layout: None, .. }
-                | Type::Scalar(_)
-                | Type::View { .. }
-                | Type::Barrier { .. }
-                | Type::Token => continue,
+                Type::Tensor { layout: None, .. } | Type::Scalar(_) | Type::View { .. } | Type::Barrier { .. } => {
+                    continue;
+                }
             };
             match uses.iter_mut().find(|known| (known.layout, known.elem) == (layout, elem)) {
                 Some(known) if known.ops.last() == Some(&id) => {}

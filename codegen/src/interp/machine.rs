@@ -429,8 +429,9 @@ impl<'a> Machine<'a> {
             Op::CtaRank { .. } => one(Tile::scalar(DType::I32, self.cta.into())),
             Op::DynamicIndex => Ok(vec![operands[1].clone()]),
             Op::TakeIndex => {
-                let next = elementwise::binary(crate::ir::BinaryOp::Add, tile(1), tile(2));
-                self.shared.store(operands[4].shared(), &next);
+                let [index, step, end] = [1, 2, 3].map(|i| operands[i].int());
+                let next = (index + step).min(end) as u32;
+                self.shared.store(operands[4].shared(), &Tile::scalar(DType::I32, next.into()));
                 none(self.barriers.arrive(operands[5].barriers(), operands[6].int(), 1)?)
             }
             Op::TakenIndex => {

@@ -28,7 +28,7 @@ pub struct Loc {
 }
 
 impl Loc {
-    /// Location of ops that no source line produced, and of functions parsed from text.
+    /// Location of ops that no source line produced.
     pub fn unknown() -> Loc {
         Loc { file: Arc::from(""), line: 0, column: 0 }
     }

@@ -23,6 +23,12 @@ pub fn is_in_loop(func: &Func, block: BlockId) -> bool {
     owners.any(|owner| matches!(func.op(owner).op, Op::For { .. } | Op::While))
 }
 
+/// Whether an op is in the body of a kernel, its partitions, branches and loops: not in a function that combines elements.
+pub fn is_in_code(func: &Func, id: OpId) -> bool {
+    let mut owners = std::iter::successors(func.parent_op(id), |&owner| func.parent_op(owner));
+    owners.all(|owner| matches!(func.op(owner).op, Op::If | Op::For { .. } | Op::While | Op::WarpSpecialize { .. }))
+}
+
 /// The first loop with a dot that precedes an op in its block.
 pub fn dot_loop_before(func: &Func, id: OpId) -> Option<OpId> {
     let multiplies = |&op: &OpId| {

@@ -555,8 +555,8 @@ op_table! {
     /// predicate.
     MbarrierWait = "mbarrier_wait" (3..4) -> 0, Control, Async;
     /// The producer takes the iteration of a loop that follows `index`, as `dynamic_index` describes: one thread counts it,
-    /// stores its index in shared memory, and arrives. The last take resets the counter. Operands: counter, i32
-    /// index, step and end, buffer of one i32, mbarriers, i32 index of the mbarrier.
+    /// stores its index in shared memory, or `end` where none is left, and arrives. The last take resets the counter.
+    /// Operands: counter, i32 index, step and end, buffer of one i32, mbarriers, i32 index of the mbarrier.
     TakeIndex = "take_index" (7..7) -> 0, Write, Async;
     /// The index that a `take_index` has stored in a buffer: i32.
     TakenIndex = "taken_index" (1..1) -> 1, Read, Async;

@@ -185,8 +185,6 @@ pub enum Type {
     Shared { shape: Vec<usize>, elem: DType, layout: LayoutId },
     /// `count` mbarriers in shared memory (at stage *async*).
     Barrier { count: usize },
-    /// Orders asynchronous ops (from stage *layout* on); carries no data. No op of the table produces one yet.
-    Token,
 }
 
 impl Type {
@@ -203,10 +201,10 @@ impl Type {
         }
     }
 
-    /// Shape of a tile or shared buffer, block shape of a view; `[]` for scalars, barriers and tokens.
+    /// Shape of a tile or shared buffer, block shape of a view; `[]` for scalars and barriers.
     pub fn shape(&self) -> &[usize] {
         match self {
-            Type::Scalar(_) | Type::Barrier { .. } | Type::Token => &[],
+            Type::Scalar(_) | Type::Barrier { .. } => &[],
             Type::Tensor { shape, .. } | Type::Shared { shape, .. } => shape,
             Type::View { block, .. } => block,
         }
@@ -221,7 +219,7 @@ impl Type {
     pub fn elem(&self) -> Option<Elem> {
         match self {
             Type::Scalar(e) | Type::Tensor { elem: e, .. } => Some(*e),
-            Type::View { .. } | Type::Shared { .. } | Type::Barrier { .. } | Type::Token => None,
+            Type::View { .. } | Type::Shared { .. } | Type::Barrier { .. } => None,
         }
     }
 
@@ -234,7 +232,7 @@ impl Type {
         match self {
             Type::Tensor { layout, .. } => *layout,
             Type::Shared { layout, .. } => Some(*layout),
-            Type::Scalar(_) | Type::View { .. } | Type::Barrier { .. } | Type::Token => None,
+            Type::Scalar(_) | Type::View { .. } | Type::Barrier { .. } => None,
         }
     }
 
@@ -297,7 +295,6 @@ impl fmt::Display for Type {
                 write!(f, "{elem}, #l{}>", layout.0)
             }
             Type::Barrier { count } => write!(f, "barrier<{count}>"),
-            Type::Token => f.write_str("token"),
         }
     }
 }

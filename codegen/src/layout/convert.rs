@@ -64,6 +64,18 @@ fn stays_in_block(src: &LinearLayout, dst: &LinearLayout) -> bool {
     dims.iter().flat_map(|&dim| dst.columns(dim)).chain(moves).all(|column| span.contains(column))
 }
 
+/// How a lane finds the lane that a shuffle reads from, given [`Shuffle::lane`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SourceLane {
+    /// XORs it into its own number (`shfl.bfly`; no shuffle if it is zero).
+    Xor,
+    /// Keeps the bits `kept` of its own number, and takes the others (`shfl.idx` with a segment mask). The lane is an
+    /// immediate, and takes no register.
+    Segment { kept: u32 },
+    /// XORs it into a number that each thread computes first.
+    Computed,
+}
+
 /// One shuffle of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shuffle {
@@ -159,27 +171,25 @@ impl LanePlan {
         })
     }
 
-    /// Whether every shuffle reads from the reader's own lane XOR a constant (`shfl.bfly`; no shuffle if it is zero).
-    pub fn is_butterfly(&self) -> bool {
-        let own = |(bit, &mask): (usize, &u32)| mask == 1 << bit;
-        self.from_lane.iter().enumerate().all(own) && self.from_warp.iter().all(|&mask| mask == 0)
-    }
-
-    /// The segment mask of `shfl.idx`: the lane bits that each lane keeps, if all other bits of its source lane are
-    /// constants. The source lane is then an immediate, and takes no register.
-    pub fn segment(&self) -> Option<u32> {
+    /// How a lane finds the lane that each shuffle reads from.
+    pub fn source_lane(&self) -> SourceLane {
         let masks = self.from_lane.iter().enumerate();
+        if self.from_warp.iter().any(|&mask| mask != 0) {
+            return SourceLane::Computed;
+        }
+        if masks.clone().all(|(bit, &mask)| mask == 1 << bit) {
+            return SourceLane::Xor;
+        }
+        let kept = masks.clone().fold(0, |kept, (_, mask)| kept | mask);
         let keeps_or_drops = masks.clone().all(|(bit, &mask)| mask == 0 || mask == 1 << bit);
-        let kept = masks.fold(0, |kept, (_, mask)| kept | mask);
-        let is_constant = self.from_warp.iter().all(|&mask| mask == 0);
         let sets_others = self.shuffles.iter().all(|shuffle| shuffle.lane & kept == 0);
-        (keeps_or_drops && is_constant && sets_others).then_some(kept)
+        if keeps_or_drops && sets_others { SourceLane::Segment { kept } } else { SourceLane::Computed }
     }
 
     /// Number of shuffle instructions per thread, for 32-bit elements.
     pub fn num_shuffles(&self) -> usize {
-        let needed = |shuffle: &&Shuffle| shuffle.lane != 0 || !self.is_butterfly();
-        self.shuffles.iter().filter(needed).count()
+        let is_xor = self.source_lane() == SourceLane::Xor;
+        self.shuffles.iter().filter(|shuffle| shuffle.lane != 0 || !is_xor).count()
     }
 
     /// Number of select instructions per thread of the two rotations.

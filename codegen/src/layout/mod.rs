@@ -77,7 +77,7 @@ mod text;
 
 pub use access::VectorAccess;
 pub use construct::LayoutBuilder;
-pub use convert::{Conversion, LanePlan, Shuffle};
+pub use convert::{Conversion, LanePlan, Shuffle, SourceLane};
 pub use gather::LaneGather;
 pub use linear::{Basis, Dim, Index, IndexMap, InverseLayout, LayoutError, LinearLayout, MAX_RANK, Space, ThreadBases};
 pub use matrix_move::MatrixMove;

@@ -17,7 +17,7 @@ use super::split_tiles;
 use crate::analysis::access_layout::{pointer_order_and_width, pointers_and_mask};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::bounds;
-use crate::ir::{BinaryOp, Builder, DType, Func, Op, OpId, Value};
+use crate::ir::{BinaryOp, Builder, DType, Func, Op, OpId, Value, nested};
 
 /// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
@@ -55,7 +55,8 @@ fn candidates(func: &Func) -> Vec<Candidate> {
         let data = func.op(id);
         matches!(data.op, Op::Binary(BinaryOp::Rem | BinaryOp::Div))
             && func.ty(data.operands[0]).dtype().is_some_and(DType::is_int)
-            && is_in_code(func, id)
+            // The bounds analysis does not visit functions that combine elements.
+            && nested::is_in_code(func, id)
     };
     let divisions: Vec<OpId> = func.walk().into_iter().filter(is_division).collect();
     // Most kernels have none, and need no analysis.
@@ -77,23 +78,13 @@ fn candidates(func: &Func) -> Vec<Candidate> {
     found.into_iter().zip(known).filter_map(|(candidate, known)| known.then_some(candidate)).collect()
 }
 
-/// Whether an op is in the kernel's body, branches or loops: the bounds analysis does not visit combine functions.
-fn is_in_code(func: &Func, id: OpId) -> bool {
-    func.parent_op(id).is_none_or(|parent| {
-        matches!(func.op(parent).op, Op::If | Op::For { .. } | Op::While) && is_in_code(func, parent)
-    })
-}
-
 /// The function with a hint for each candidate.
 fn with_hints(func: &Func, candidates: &[Candidate]) -> Func {
     let mut hinted = func.clone();
     for &Candidate { op, operand, at_least } in candidates {
         let data = func.op(op);
         let v = data.operands[operand];
-        let hint = Op::Hint { divisible: None, contiguous: None, at_least: Some(at_least) };
-        let mut b = Builder::before(&mut hinted, op, data.loc.clone());
-        let made = b.op(hint, &[v], &[func.ty(v).clone()]);
-        let v = hinted.result(made);
+        let v = Builder::before(&mut hinted, op, data.loc.clone()).at_least(v, at_least);
         hinted.set_operand(op, operand, v);
     }
     hinted

@@ -3,7 +3,7 @@
 //! Does: in loops, replaces each `div` and `rem` of i32 scalars by a divisor that is defined outside of the loop: ⌊(2³² − 1) / |d|⌋,
 //! computed before the loop, times |n| gives the quotient in its high half, or one less, which the remainder tells
 //! (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, say when one needs no such
-//! correction). A GPU has no instruction for division; ptxas emits about 20, in one chain of some 100 cycles. Persistent
+//! correction). A GPU has no instruction for division; ptxas emits about 20, each of which needs the one before. Persistent
 //! kernels, which find the tile of each iteration so, wait for it
 //! (`harness/records/2026-11-28-h200-attention-tiles.jsonl`).
 //! Requires: a verified function.
@@ -12,7 +12,7 @@
 //! which analyses would not find in the replacement. Of ranges, only that a result is not negative stays known.
 
 use crate::analysis::axis::AxisAnalysis;
-use crate::ir::{BinaryOp, Builder, CmpOp, DType, Def, Func, Op, OpId, Type, UnaryOp, Value};
+use crate::ir::{BinaryOp, Builder, CmpOp, DType, Def, Func, Op, OpId, Type, UnaryOp, Value, nested};
 use std::collections::HashMap;
 
 /// Runs the pass.
@@ -25,28 +25,19 @@ pub fn run(func: &mut Func) {
         let is_i32 = *func.ty(result) == Type::Scalar(DType::I32.into());
         let is_multiple = axis.get(func, result).divisibility[0] > 1;
         let is_constant = axis.scalar_constant(func, d).is_some();
-        let replaces = is_i32 && !is_multiple && !is_constant && is_in_code(func, id);
+        let replaces = is_i32 && !is_multiple && !is_constant && nested::is_in_code(func, id);
         let Some(around) = outermost_loop(func, id, d).filter(|_| replaces) else { continue };
         let [signed, signed_divisor] = [n, d].map(|v| axis.get(func, v).range.0 < 0);
         let reciprocal =
             *reciprocals.entry((d, around)).or_insert_with(|| Reciprocal::before(func, around, d, signed_divisor));
         let mut replacement = reciprocal.divide(func, id, op, [n, d], [signed, signed_divisor]);
         if !signed && !signed_divisor {
-            let hint = Op::Hint { divisible: None, contiguous: None, at_least: Some(0) };
             let loc = func.op(id).loc.clone();
-            replacement = Builder::before(func, id, loc).one(hint, &[replacement], Type::Scalar(DType::I32.into()));
+            replacement = Builder::before(func, id, loc).at_least(replacement, 0);
         }
         func.replace_uses(result, replacement);
         func.erase(id);
     }
-}
-
-/// Whether an op is in the body of a kernel, its partitions, branches and loops: not in a function that combines elements.
-fn is_in_code(func: &Func, id: OpId) -> bool {
-    func.parent_op(id).is_none_or(|parent| {
-        let is_code = matches!(func.op(parent).op, Op::If | Op::For { .. } | Op::While | Op::WarpSpecialize { .. });
-        is_code && is_in_code(func, parent)
-    })
 }
 
 /// The outermost of the loops around an op in which `v` is not defined.

@@ -58,6 +58,13 @@ pub const PASSES: &[Pass] = &[
         run: alternate_buffers::run,
     },
     Pass {
+        name: "assume_ranges",
+        summary: "assume signs of dividends and divisors that a launch checks (before the other passes)",
+        run: |f| {
+            assume_ranges::run(f);
+        },
+    },
+    Pass {
         name: "canonicalize",
         summary: "fold constants, simplify ops and control flow",
         run: |f| {
@@ -180,7 +187,10 @@ pub const TARGET_PASSES: &[TargetPass] = &[
     TargetPass {
         name: "split_ctas",
         summary: "split tiles among the CTAs of a cluster, where options ask for it (before split_tiles)",
-        run: |f, _, options| split_ctas::run(f, options.num_ctas).map(|()| Vec::new()).map_err(|(_, why)| why),
+        run: |f, _, options| match split_ctas::run(f, options.num_ctas) {
+            Ok(()) => Ok(Vec::new()),
+            Err((id, why)) => Err(format!("the `{}` at {}: {why}", f.op(id).op.mnemonic(), f.op(id).loc)),
+        },
     },
     TargetPass {
         name: "assign_layouts",
@@ -211,15 +221,12 @@ pub const TARGET_PASSES: &[TargetPass] = &[
     TargetPass {
         name: "pipeline_loads",
         summary: "prefetch loads into rings, as scheduled (stage async)",
-        run: |f, _, _| pipeline_loads::run(f).map(|()| Vec::new()),
+        run: |f, arch, _| pipeline_loads::run(f, arch).map(|()| Vec::new()),
     },
     TargetPass {
         name: "pingpong",
         summary: "let consumer warpgroups alternate on the tensor cores, where options ask for it",
-        run: |f, _, options| {
-            pingpong::run(f, options);
-            Ok(Vec::new())
-        },
+        run: |f, _, options| Ok(pingpong::run(f, options)),
     },
 ];
 

@@ -18,15 +18,15 @@ use crate::ir::nested::takes_turns;
 use crate::ir::{BlockId, Builder, Func, Op, OpId, Value};
 use crate::target::CompileOptions;
 
-/// Runs the pass.
-pub fn run(func: &mut Func, options: &CompileOptions) {
+/// Runs the pass. Returns notes: why loops do not alternate although the options ask for it.
+pub fn run(func: &mut Func, options: &CompileOptions) -> Vec<String> {
     if takes_turns(func) {
         let ends = func.walk().into_iter().filter(|&id| func.op(id).op == Op::PingpongArrive);
         ends.collect::<Vec<OpId>>().into_iter().for_each(|id| end_turn_early(func, id));
-        return;
+        return Vec::new();
     }
     if options.schedule.pingpong != Some(true) {
-        return;
+        return Vec::new();
     }
     let consumers = func.walk().into_iter().find_map(|id| match func.op(id).op {
         Op::WarpSpecialize { warps, replicas, .. } if (8..=28).contains(&(warps * replicas.unwrap_or(1))) => {
@@ -34,12 +34,19 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
         }
         _ => None,
     });
-    let Some((consumers, has_replicas)) = consumers else { return };
+    let Some((consumers, has_replicas)) = consumers else {
+        let needs = "it needs warp specialization with 8 to 28 consumer warps";
+        return vec![format!("ping-pong scheduling is requested but not applied: {needs}")];
+    };
+    let mut notes = Vec::new();
     for id in func.walk_from(consumers) {
-        if matches!(func.op(id).op, Op::For { .. }) {
-            insert_pingpong(func, id, has_replicas);
+        if matches!(func.op(id).op, Op::For { .. })
+            && let Err(why) = insert_pingpong(func, id, has_replicas)
+        {
+            notes.push(format!("the warpgroups do not alternate in the loop at {}: {why}", func.op(id).loc));
         }
     }
+    notes
 }
 
 /// Moves the end of a turn to behind the last wait for a buffer: its `wgmma` may still be in flight.
@@ -56,23 +63,32 @@ fn end_turn_early(func: &mut Func, id: OpId) {
     }
 }
 
-fn insert_pingpong(func: &mut Func, id: OpId, has_replicas: bool) {
+/// Nothing is to be done in a loop without `wgmma` and waits for them.
+///
+/// # Errors
+/// Why warpgroups cannot alternate in the loop.
+fn insert_pingpong(func: &mut Func, id: OpId, has_replicas: bool) -> Result<(), String> {
     let region = func.op(id).regions[0];
     let ops = &func.block(region).ops;
     let first = ops.iter().position(|&op| matches!(func.op(op).op, Op::Wgmma { .. }));
     let wait = ops.iter().position(|&op| matches!(func.op(op).op, Op::WgmmaWait { .. }));
-    let (Some(first), Some(wait)) = (first, wait) else { return };
+    let (Some(first), Some(wait)) = (first, wait) else { return Ok(()) };
     // Programs that share a block run the loops of their common loads equally often, and others perhaps not.
     if has_replicas && !ops.iter().any(|&op| func.op(op).op == Op::MbarrierWait) {
-        return;
+        return Err("programs that share the block may run it different numbers of times".into());
     }
-    if wait < first || ops[first..wait].iter().any(|&op| may_synchronize(func, region, op)) {
-        return;
+    if wait < first {
+        return Err(format!("the wait at {} precedes its `wgmma`", func.op(ops[wait]).loc));
+    }
+    if let Some(&op) = ops[first..wait].iter().find(|&&op| may_synchronize(func, region, op)) {
+        let (what, at) = (func.op(op).op.mnemonic(), &func.op(op).loc);
+        return Err(format!("the `{what}` at {at} may need a barrier of all warpgroups"));
     }
     let (first, wait) = (ops[first], ops[wait]);
     let loc = func.op(first).loc.clone();
     Builder::before(func, first, loc.clone()).op(Op::PingpongWait, &[], &[]);
     Builder::before(func, wait, loc).op(Op::PingpongArrive, &[], &[]);
+    Ok(())
 }
 
 /// Whether an op of a loop body, or an op inside of it, may need a barrier: where threads write shared memory (others

@@ -14,18 +14,19 @@ use crate::ir::nested::copy_slice;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Func, Op, OpId, Type, Value};
 use crate::schedule::candidates::{Candidate, ahead_ops, scheduled_loads};
 use crate::schedule::stages;
+use crate::target::GpuArch;
 use std::collections::HashMap;
 
 /// Runs the pass.
 ///
 /// # Errors
-/// The load of a schedule that cannot be prefetched, and why.
-pub fn run(func: &mut Func) -> Result<(), String> {
+/// The load of a schedule that cannot be prefetched, and why; rings that exceed shared memory.
+pub fn run(func: &mut Func, arch: GpuArch) -> Result<(), String> {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
         let region = func.op(id).regions[0];
         let Some(main) = stages::main_stage(func, region) else { continue };
-        let loads = scheduled_loads(func, region)?;
+        let loads = scheduled_loads(func, region, arch)?;
         let Some(first) = loads.first() else { continue };
         let stage_of = |c: &Candidate| func.op(c.load).place.map_or(main, |place| place.stage);
         let ahead = stage_of(first);

@@ -11,15 +11,13 @@
 //! Keeps: results.
 //! Does not: move loads past ops that may change shared memory.
 
+use crate::analysis::access_layout::MAX_VECTOR_BYTES;
 use crate::ir::{BlockId, Effects, Func, Op, OpId};
 use crate::layout::{Conversion, Dim, LinearLayout, ThreadBases};
 
 /// Loads of fewer registers stay as they are: with 16, as in the backward pass of attention with heads of 128, shuffles make
 /// it up to 2 % slower (`…-attention-tried`, eighteenth run).
 const MIN_REGISTERS: usize = 32;
-
-/// The widest access of a thread.
-const VECTOR_BYTES: u32 = 16;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
@@ -83,14 +81,14 @@ fn loads_after(func: &Func, block: BlockId, wait: OpId) -> Vec<(OpId, LinearLayo
 fn spread_layout(func: &Func, load: OpId) -> Option<LinearLayout> {
     let v = func.result(load);
     let (layout, memory) = (func.layout_of(v), func.layout_of(func.op(load).operands[0]));
-    let bytes = func.ty(v).dtype()?.bytes() as u32;
+    let bytes = func.ty(v).dtype()?.bytes() as u64;
     let mut register = layout.bases(Dim::Register).to_vec();
     if register.len() < MIN_REGISTERS.ilog2() as usize || bytes != 4 {
         return None;
     }
     let offsets: Vec<u32> = layout.locate_in(memory).images(Dim::Register).iter().map(|at| at.offset).collect();
     // The bits of a register number that tell the elements of one access apart.
-    let vector = (0..).take_while(|&i| offsets.contains(&(1 << i)) && bytes << i < VECTOR_BYTES).count();
+    let vector = (0..).take_while(|&i| offsets.contains(&(1 << i)) && bytes << i < MAX_VECTOR_BYTES).count();
     let mut movable: Vec<usize> = (0..register.len()).filter(|&i| offsets[i].is_multiple_of(1 << vector)).collect();
     movable.sort_by_key(|&i| offsets[i]);
     let mut movable = movable.into_iter();

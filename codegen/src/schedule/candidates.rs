@@ -9,6 +9,7 @@ use crate::ir::nested::uses;
 use crate::ir::{BlockId, DType, Def, Effects, Func, Loc, Op, OpId, Padding, Placement, Type, Value};
 use crate::layout::LinearLayout;
 use crate::schedule::stages;
+use crate::target::GpuArch;
 use std::collections::HashSet;
 
 /// The minimum size of one `cp.async`, in bytes.
@@ -117,8 +118,8 @@ pub fn operand_loads(func: &mut Func, block: BlockId) -> Vec<Candidate> {
 /// The loads of a block that the schedule prefetches, with the rings that it gives them.
 ///
 /// # Errors
-/// The load that cannot be prefetched, and why.
-pub fn scheduled_loads(func: &mut Func, region: BlockId) -> Result<Vec<Candidate>, String> {
+/// The load that cannot be prefetched, and why; rings that exceed shared memory.
+pub fn scheduled_loads(func: &mut Func, region: BlockId, arch: GpuArch) -> Result<Vec<Candidate>, String> {
     let mut found = Vec::new();
     if !func.block(region).ops.iter().any(|&id| func.op(id).place.is_some_and(|place| place.depth.is_some())) {
         return Ok(found);
@@ -140,6 +141,20 @@ pub fn scheduled_loads(func: &mut Func, region: BlockId) -> Result<Vec<Candidate
             return Err(format!("the load at {loc} cannot be prefetched by TMA: no tensor map describes it"));
         }
         found.push(Candidate { depth, tma, ..candidate });
+    }
+    let bytes = |c: &Candidate| func.shared_bytes(&c.buffer) as u64;
+    let total: u64 = found.iter().map(|c| bytes(c) * u64::from(c.depth)).sum();
+    if total > u64::from(arch.max_shared_bytes()) {
+        let of_load = |c: &Candidate| {
+            let loc = &func.op(c.load).loc;
+            format!("that of the load at {loc} has {} buffers of {} bytes", c.depth, bytes(c))
+        };
+        return Err(format!(
+            "the rings of a loop take {total} bytes of shared memory, and a block of {} has {}: {}",
+            arch.name(),
+            arch.max_shared_bytes(),
+            found.iter().map(of_load).collect::<Vec<_>>().join(", ")
+        ));
     }
     Ok(found)
 }

@@ -49,12 +49,16 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
             Some(plan) => plan.loads_of(func.op(id).regions[0]),
             None => prefetch::choose(func, id, &overlap, arch, options, &mut notes),
         };
+        notes.extend(overlap::note(func, id, &overlap, &loads, options));
         overlap.place(func, id, &loads);
         if let Some(plan) = &plan {
             exchange::place(func, id, plan, arch);
         }
     }
     notes.extend(dynamic::notes(func, plan.as_ref()));
+    notes.extend(func.walk().into_iter().filter(|&id| is_while_with_dots(func, id)).map(|id| {
+        format!("the `while` loop at {} has dots, and is not pipelined: only `for` loops are", func.op(id).loc)
+    }));
     if let Some(plan) = &plan {
         plan.place_around(func);
     }
@@ -64,4 +68,9 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
         notes.push(format!("the schedule `loops={text}` is not applied: {why}"));
     }
     notes
+}
+
+fn is_while_with_dots(func: &Func, id: OpId) -> bool {
+    let regions = &func.op(id).regions;
+    func.op(id).op == Op::While && regions.iter().flat_map(|&r| &func.block(r).ops).any(|&id| func.op(id).op.is_dot())
 }

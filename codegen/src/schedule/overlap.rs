@@ -51,6 +51,37 @@ pub fn choose(func: &Func, id: OpId, options: &CompileOptions) -> Overlap {
     Overlap { behind, deferred }
 }
 
+/// Why no `wgmma` of a loop overlaps with the next iteration although a hint or the options ask for it.
+pub fn note(func: &Func, id: OpId, overlap: &Overlap, prefetch: &Prefetch, options: &CompileOptions) -> Option<String> {
+    let region = func.op(id).regions[0];
+    let is_dot = |id: &OpId| matches!(func.op(*id).op, Op::Wgmma { .. });
+    let dots: Vec<OpId> = func.block(region).ops.iter().copied().filter(is_dot).collect();
+    let first = dots.first().filter(|_| wanted(func, id, options) == Some(true))?;
+    let chosen: Vec<OpId> = [&overlap.behind[..], &overlap.deferred].concat();
+    let filled = |&dot: &OpId| {
+        let operands = &func.op(dot).operands[..2];
+        let filled = operands.iter().filter_map(|&v| filled_in_loop(func, region, v));
+        filled.filter(|alloc| !prefetch.loads.iter().any(|c| c.alloc == Some(*alloc) && c.depth > 1)).next()
+    };
+    let loc = |id: OpId| &func.op(id).loc;
+    let why = match chosen.iter().chain(&dots).find_map(|dot| Some((*dot, filled(dot)?))) {
+        Some((dot, alloc)) => {
+            format!(
+                "the `wgmma` at {} reads the tile of the `{}` at {}, which has no ring of two or more buffers",
+                loc(dot),
+                func.op(alloc).op.mnemonic(),
+                loc(alloc)
+            )
+        }
+        None if chosen.is_empty() => format!(
+            "no `wgmma` from the one at {} on adds to a tile that only the next iteration uses, or has only arithmetic after it",
+            loc(*first)
+        ),
+        None => return None,
+    };
+    Some(format!("the `wgmma` of the loop at {} do not overlap with the next iteration: {why}", loc(id)))
+}
+
 impl Overlap {
     /// Drops the `wgmma` that read a buffer which the loop fills and no ring of two or more buffers keeps. Those behind
     /// stay or go together.

@@ -105,6 +105,8 @@ pub fn is_requested(func: &Func, options: &CompileOptions) -> bool {
     hints.contains(&true) || options.schedule.warp_specialize == Some(true) && !hints.contains(&false)
 }
 
+const NO_LOADS: &str = "no loop loads operands of dots through block pointers or descriptors";
+
 impl Plan {
     /// Chooses the loads of a producer; `None` where neither options nor hints ask for warp specialization.
     ///
@@ -114,12 +116,16 @@ impl Plan {
         if !is_requested(func, options) {
             return Ok(None);
         }
-        let mut loops = Vec::new();
+        let (mut loops, mut refused) = (Vec::new(), Vec::new());
         let allow_tma = options.schedule.tma != Some(false);
         for id in func.walk() {
             let Op::For { num_stages, .. } = func.op(id).op else { continue };
             // The producer partition computes addresses by scalar arithmetic only.
-            let mut loads = find_candidates(func, id).found;
+            let candidates = find_candidates(func, id);
+            let mut loads = candidates.found;
+            let of_dots = loads.iter().filter(|c| c.alloc.is_some() && matches!(func.op(c.load).op, Op::Load { .. }));
+            refused.extend(of_dots.map(|c| format!("the load at {} goes through pointers", func.op(c.load).loc)));
+            refused.extend(candidates.refused.iter().map(|r| format!("the load at {}: {}", r.loc, r.reason)));
             loads.retain(|c| matches!(func.op(c.load).op, Op::LoadView { .. }) && !c.indirect);
             if loads.is_empty() {
                 continue;
@@ -127,6 +133,9 @@ impl Plan {
             let axis = AxisAnalysis::new(func);
             loads.iter_mut().for_each(|c| c.tma = allow_tma && tma_can_load(func, &axis, c, 1));
             loops.push((func.op(id).regions[0], loads, num_stages.unwrap_or(options.num_stages)));
+        }
+        if loops.is_empty() && !refused.is_empty() {
+            return Err(format!("{NO_LOADS}: {}", refused.join("; ")));
         }
         // The loads of a loop around another one do not run ahead of it.
         let all: Vec<BlockId> = loops.iter().map(|(region, ..)| *region).collect();
@@ -181,7 +190,7 @@ impl Plan {
     pub fn scheduled(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<Option<Plan>, String> {
         let mut blocks: Vec<(BlockId, Vec<Candidate>)> = Vec::new();
         for block in blocks_of(func) {
-            let mut loads = scheduled_loads(func, block)?;
+            let mut loads = scheduled_loads(func, block, arch)?;
             loads.retain(|c| func.op(c.load).place.is_some_and(|place| place.partition == Partition::Producer));
             if !loads.is_empty() {
                 blocks.push((block, loads));
@@ -219,7 +228,7 @@ impl Plan {
             return Err(format!("num_warps is {warps}: expected 4, 8 or 16 consumer warps"));
         }
         if blocks.is_empty() {
-            return Err("no loop loads operands of dots through block pointers or descriptors".into());
+            return Err(NO_LOADS.into());
         }
         let mut plan = Plan {
             groups: Vec::new(),

@@ -49,6 +49,8 @@ mod parse;
 mod ptx;
 mod random;
 #[cfg(test)]
+mod take_index_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tf32_tests;

@@ -227,7 +227,7 @@ fn early_overwrite_of_a_ring_buffer_is_reported() {
         }
     }
     assert!(spare_buffers > 0, "no ring has an additional buffer");
-    pipeline_loads::run(&mut func).unwrap_or_else(|e| panic!("{e}"));
+    pipeline_loads::run(&mut func, GpuArch::Sm90a).unwrap_or_else(|e| panic!("{e}"));
     rotate_loops::run(&mut func);
     delay_waits::run(&mut func);
     let module = lower(&func, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));

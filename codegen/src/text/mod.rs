@@ -18,5 +18,5 @@ mod print;
 #[cfg(test)]
 mod tests;
 
-pub use parse::{ParseError, parse};
+pub use parse::{ParseError, parse, parse_file};
 pub use print::{Line, lines, print, print_op};

@@ -4,6 +4,7 @@ use crate::ir::{Arg, Attr, BlockId, DType, Elem, Func, LayoutId, Loc, Op, Placem
 use crate::layout::LayoutError;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// A syntax error and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,11 +24,20 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// Parses one function. Never panics.
+/// Parses one function, whose ops have no locations. Never panics.
 pub fn parse(text: &str) -> Result<Func, ParseError> {
+    parse_as(None, text)
+}
+
+/// Parses one function, whose ops have their places in the text for locations; `file` is its name. Never panics.
+pub fn parse_file(file: &str, text: &str) -> Result<Func, ParseError> {
+    parse_as(Some(file.into()), text)
+}
+
+fn parse_as(file: Option<Arc<str>>, text: &str) -> Result<Func, ParseError> {
     let mut func = Func::new("");
     let header = layouts(text, &mut func)?;
-    let mut p = Parser { tokens: tokenize(text, header)?, at: 0, func, values: HashMap::new(), depth: 0 };
+    let mut p = Parser { file, tokens: tokenize(text, header)?, at: 0, func, values: HashMap::new(), depth: 0 };
     p.function()?;
     Ok(p.func)
 }
@@ -215,6 +225,8 @@ fn string_literal(chars: &[char], mut i: usize) -> Result<(String, usize), Strin
 }
 
 struct Parser {
+    /// The name of the text, for locations.
+    file: Option<Arc<str>>,
     tokens: Vec<Spanned>,
     at: usize,
     func: Func,
@@ -391,7 +403,9 @@ impl Parser {
         while *self.peek() == Token::Punct('(') {
             regions.push(self.region()?);
         }
-        let id = self.func.append(block, op, operands, types, regions, Loc::unknown());
+        let (line, column) = (self.tokens[start].line as u32, self.tokens[start].column as u32);
+        let loc = self.file.clone().map_or(Loc::unknown(), |file| Loc { file, line, column });
+        let id = self.func.append(block, op, operands, types, regions, loc);
         self.func.set_place(id, place);
         for (i, name) in names.into_iter().enumerate() {
             let v = self.func.op(id).results[i];
@@ -442,6 +456,9 @@ impl Parser {
         }
         while !self.eat('}') {
             let key = self.word("an attribute name")?;
+            if list.iter().any(|(known, _)| *known == key) {
+                return self.error(format!("attribute `{key}` is given twice"));
+            }
             self.punct('=')?;
             let value = self.attribute(0)?;
             list.push((key, value));
@@ -527,7 +544,6 @@ impl Parser {
                 self.punct('>')?;
                 Ok(Type::Barrier { count })
             }
-            "token" => Ok(Type::Token),
             other => Ok(Type::Scalar(self.elem(other)?)),
         }
     }

@@ -97,6 +97,10 @@ impl<'f> Printer<'f> {
         if let Some(name) = self.names.get(&v) {
             return format!("%{name}");
         }
+        let is_argument = |name: String| self.func.args.iter().any(|arg| arg.name == name);
+        while is_argument(self.next.to_string()) {
+            self.next += 1;
+        }
         let name = match self.naming {
             Naming::TextOrder => self.next.to_string(),
             Naming::Given(name) => name(v),

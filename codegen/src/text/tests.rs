@@ -49,7 +49,23 @@ fn errors_name_the_place_and_what_was_expected() {
         error("kernel @f() {\n  %0 = program_id : i32\n}"),
         "line 2, column 8: `program_id` needs the attribute `axis`: an integer from 0 to 4294967295"
     );
+    assert_eq!(
+        error("kernel @f() {\n  %0 = program_id {axis = 0, axis = 1} : i32\n}"),
+        "line 2, column 35: attribute `axis` is given twice"
+    );
     assert_eq!(error("kernel @f("), "line 1, column 1: expected an argument, as `%name: type`");
+}
+
+#[test]
+fn arguments_may_have_numbers_for_names() {
+    let text = "kernel @f(%1: i32, %0: i32) {
+  %2 = add %1, %0 : i32
+  %3 = mul %2, %0 : i32
+  return
+}
+";
+    let named = text.replace("%2", "%a").replace("%3", "%b");
+    assert_eq!(print(&parse(&named).unwrap_or_else(|e| panic!("{e}"))), text);
 }
 
 #[test]

@@ -34,8 +34,8 @@ attr_enum! {
         /// Every op is in one block, every block belongs to one op, and the definition that a value records is its
         /// actual one. What the function keeps about parents and uses is what a recomputation finds.
         Placement = "placement",
-        /// A kernel has one `Arg` per parameter, with a unique name. Arguments are scalars. `divisible_by` (at least 1)
-        /// is for integers and pointers, `equal_to` for integers.
+        /// A kernel's name is one of PTX: ASCII letters, digits and `_`. It has one `Arg` per parameter, with a unique name.
+        /// Arguments are scalars. `divisible_by` (at least 1) is for integers and pointers, `equal_to` a value of integers.
         Arguments = "arguments",
         /// The numbers of operands and results match the op table.
         Arity = "arity",

@@ -18,16 +18,15 @@ pub(super) fn constant(cx: &OpCx, value: Literal) -> Check {
     let fits = match value {
         Literal::Bool(_) => dtype == DType::Bool,
         Literal::Float(_) => dtype.is_float(),
-        // The literal holds the bits of a u64.
-        Literal::Int(_) if dtype == DType::U64 => true,
-        Literal::Int(i) => {
-            dtype.is_int() && {
-                let (low, high) = num::int_range(dtype);
-                (low..=high).contains(&(i as i128))
-            }
-        }
+        Literal::Int(i) => is_value(i, dtype),
     };
     cx.attribute(fits, || format!("{} is not a value of {dtype}", value.to_attr()))
+}
+
+/// Whether an integer type has this value. Of a u64, `n` has the bits.
+pub(super) fn is_value(n: i64, dtype: DType) -> bool {
+    let (low, high) = num::int_range(dtype);
+    dtype == DType::U64 || dtype.is_int() && (low..=high).contains(&i128::from(n))
 }
 
 pub(super) fn arange(cx: &OpCx, start: i64, end: i64) -> Check {

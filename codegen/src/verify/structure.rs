@@ -130,6 +130,12 @@ pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)>
 }
 
 fn arguments(func: &Func) -> Check {
+    let name = &func.name;
+    let is_name =
+        name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.starts_with(|c: char| c.is_ascii_digit());
+    require(is_name && !name.is_empty(), Rule::Arguments, || {
+        format!("a kernel's name should have ASCII letters, digits and `_`, and not begin with a digit; found `{name}`")
+    })?;
     let params = &func.block(func.body).params;
     require(params.len() == func.args.len(), Rule::Arguments, || {
         format!("the function has {} arguments, but its body has {} parameters", func.args.len(), params.len())
@@ -147,6 +153,10 @@ fn arguments(func: &Func) -> Check {
         require(arg.equal_to.is_none() || integer, Rule::Arguments, || {
             format!("argument `{name}`: equal_to requires an integer, found {ty}")
         })?;
+        if let (Some(n), Some(dtype)) = (arg.equal_to, ty.dtype()) {
+            let fits = super::shape::is_value(n, dtype);
+            require(fits, Rule::Arguments, || format!("argument `{name}`: equal_to is {n}, not a value of {ty}"))?;
+        }
     }
     Ok(())
 }

@@ -448,8 +448,8 @@ fn every_rule_has_a_violation_test() {
 #[test]
 fn arguments_are_described_named_and_scalar() {
     let arg = |name: &str| Arg { name: name.into(), divisible_by: 1, equal_to: None };
-    let check = |args: Vec<(Arg, Type)>| {
-        let mut f = Func::new("k");
+    let check_named = |name: &str, args: Vec<(Arg, Type)>| {
+        let mut f = Func::new(name);
         for (arg, ty) in args {
             f.add_arg(arg, ty);
         }
@@ -457,7 +457,18 @@ fn arguments_are_described_named_and_scalar() {
         Builder::new(&mut f, body, Loc::unknown()).ret();
         violations(&f, Stage::Tile).into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
     };
+    let check = |args| check_named("k", args);
+    for name in ["", "1k", "k-1", "ké", "k.1"] {
+        assert_eq!(check_named(name, vec![]), [Rule::Arguments], "{name}");
+    }
+    assert_eq!(check_named("_K1", vec![]), []);
     let i32 = Type::scalar(DType::I32);
+    for (n, dtype, holds) in
+        [(127, DType::I8, true), (128, DType::I8, false), (-1, DType::U8, false), (-1, DType::U64, true)]
+    {
+        let rules: &[Rule] = if holds { &[] } else { &[Rule::Arguments] };
+        assert_eq!(check(vec![(Arg { equal_to: Some(n), ..arg("a") }, Type::scalar(dtype))]), rules, "{n}: {dtype}");
+    }
     assert_eq!(check(vec![(arg("a"), i32.clone()), (arg("b"), i32.clone())]), []);
     assert_eq!(check(vec![(arg("a"), i32.clone()), (arg("a"), i32.clone())]), [Rule::Arguments]);
     assert_eq!(check(vec![(arg("a"), Type::tensor(&[4], DType::I32))]), [Rule::Arguments]);

@@ -28,7 +28,6 @@ pub(super) fn well_formed(func: &Func, ty: &Type, stage: Stage) -> Check {
             requires_layout_stage(ty, stage)?;
             require(*count >= 1, Rule::Extents, || format!("the number of mbarriers should be at least 1, found {ty}"))
         }
-        Type::Token => requires_layout_stage(ty, stage),
     }
 }
 

@@ -22,6 +22,8 @@ impl Axis<'_> {
             // A grid has at most 2^31 − 1 programs along an axis.
             Op::ProgramId { .. } => Some(AxisInfo::uniform(ty, 1, (0, i32::MAX as i128 - 1))),
             Op::CtaRank { ctas } => Some(AxisInfo::uniform(ty, 1, (0, i128::from(*ctas) - 1))),
+            // At most `end`, of a loop that runs.
+            Op::TakenIndex => Some(AxisInfo::uniform(ty, 1, (0, i32::MAX.into()))),
             // The index of any iteration.
             Op::DynamicIndex => Some(AxisInfo::uniform(ty, 1, operand(1).range)),
             Op::NumPrograms { .. } => Some(AxisInfo::uniform(ty, 1, (1, i32::MAX as i128))),

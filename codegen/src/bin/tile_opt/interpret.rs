@@ -20,7 +20,7 @@ pub struct InterpretArgs {
     args: Vec<String>,
 
     /// Extents of the grid, one to three.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 1, 1], value_name = "X,Y,Z")]
+    #[arg(long, value_delimiter = ',', default_value = "1,1,1", value_name = "X,Y,Z")]
     grid: Vec<u32>,
 
     /// Seed of random buffers.
@@ -85,6 +85,9 @@ impl InterpretArgs {
         };
         // The interpreter would take hours.
         let programs = [x, y, z].iter().try_fold(1u32, |n, &extent| n.checked_mul(extent));
+        if programs == Some(0) {
+            return Err(format!("--grid {x},{y},{z} has no program to run; extents begin at 1"));
+        }
         if programs.is_none_or(|n| n > 1 << 24) {
             return Err(format!("--grid {x},{y},{z} has more than {} programs", 1 << 24));
         }

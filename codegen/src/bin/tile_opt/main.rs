@@ -148,7 +148,8 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
         return Ok(());
     }
     let name = cli.file.as_deref().ok_or("expected a file to read (or `-`); `tile-opt --help` lists the options")?;
-    let func = text::parse(&read(name)?).map_err(|e| format!("{name}:{}:{}: {}", e.line, e.column, e.message))?;
+    let func =
+        text::parse_file(name, &read(name)?).map_err(|e| format!("{name}:{}:{}: {}", e.line, e.column, e.message))?;
     verify_func(&func).map_err(|e| format!("{name} is not a valid function:\n{e}"))?;
     let steps = Steps::new(&cli.passes, cli.target.target, &cli.target.options())?;
     if cli.reduce {

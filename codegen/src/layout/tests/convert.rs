@@ -28,7 +28,7 @@ fn simulate(plan: &LanePlan, src: &LinearLayout, warp: u32) -> Vec<Vec<Vec<u32>>
     (0..lanes)
         .map(|lane| {
             let from = masks(&plan.from_lane, &plan.from_warp, lane, warp);
-            if let Some(kept) = plan.segment() {
+            if let SourceLane::Segment { kept } = plan.source_lane() {
                 // As `shfl.idx` finds the lane from a segment mask.
                 assert!(plan.shuffles.iter().all(|s| from ^ s.lane == (lane & kept | s.lane & !kept)), "{plan:?}");
             }

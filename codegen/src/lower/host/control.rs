@@ -109,7 +109,7 @@ impl Lowering<'_> {
                 }
                 Carried::View { fixed, moving, slots }
             }
-            Type::Shared { .. } | Type::Barrier { .. } | Type::Token => {
+            Type::Shared { .. } | Type::Barrier { .. } => {
                 panic!("internal compiler error: {ty} on the CPU; please report this")
             }
         })

@@ -4,16 +4,13 @@ use super::emit::Val;
 use super::memory::memory_type;
 use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
-use crate::analysis::access_layout::{async_copy_layout, async_copy_width};
+use crate::analysis::access_layout::{MAX_VECTOR_BYTES, async_copy_layout, async_copy_width};
 use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
-use crate::layout::{Conversion, Dim, LaneGather, LanePlan, LinearLayout, VectorAccess};
+use crate::layout::{Conversion, Dim, LaneGather, LanePlan, LinearLayout, SourceLane, VectorAccess};
 use crate::target::GpuArch;
 use std::collections::HashMap;
-
-/// Maximum size of one access by one thread, in bytes.
-const MAX_VECTOR_BYTES: usize = 16;
 
 /// Addresses of a thread's registers in a shared buffer.
 pub(super) struct SharedAccess {
@@ -42,7 +39,7 @@ impl Lowering<'_> {
         base: Val,
         elem: DType,
     ) -> SharedAccess {
-        let vector = layout.vector_access(memory, MAX_VECTOR_BYTES / elem.bytes());
+        let vector = layout.vector_access(memory, MAX_VECTOR_BYTES as usize / elem.bytes());
         let offsets = offsets(&mut self.e, &self.threads, layout, memory);
         SharedAccess { offsets, vector, base, elem, pointers: HashMap::new() }
     }
@@ -434,24 +431,26 @@ impl Lowering<'_> {
         for (number, masks) in [(&lane, &plan.rotate_in_lane), (&warp, &plan.rotate_in_warp)] {
             sources = self.rotate(sources, number, masks, ty);
         }
-        let butterfly = plan.is_butterfly();
-        let segment = plan.segment();
-        let from = match butterfly || segment.is_some() {
-            true => "0".into(),
-            false => self.threads.linear(&mut self.e, &plan.from_lane, &plan.from_warp),
+        let source_lane = plan.source_lane();
+        let from = match source_lane {
+            SourceLane::Computed => self.threads.linear(&mut self.e, &plan.from_lane, &plan.from_warp),
+            _ => "0".into(),
         };
         let received: Vec<Val> = plan
             .shuffles
             .iter()
             .map(|s| {
                 let value = sources[s.register].clone();
-                if butterfly {
-                    if s.lane == 0 { value } else { self.shuffle("bfly", &value, elem, &s.lane.to_string()) }
-                } else if let Some(kept) = segment {
-                    self.shuffle_in_segments("idx", &value, elem, &s.lane.to_string(), kept)
-                } else {
-                    let source = self.e.inst(format!("xor i32 {from}, {}", s.lane));
-                    self.shuffle("idx", &value, elem, &source)
+                match source_lane {
+                    SourceLane::Xor if s.lane == 0 => value,
+                    SourceLane::Xor => self.shuffle("bfly", &value, elem, &s.lane.to_string()),
+                    SourceLane::Segment { kept } => {
+                        self.shuffle_in_segments("idx", &value, elem, &s.lane.to_string(), kept)
+                    }
+                    SourceLane::Computed => {
+                        let source = self.e.inst(format!("xor i32 {from}, {}", s.lane));
+                        self.shuffle("idx", &value, elem, &source)
+                    }
                 }
             })
             .collect();

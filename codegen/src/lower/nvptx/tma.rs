@@ -183,7 +183,9 @@ impl Lowering<'_> {
                 this.e
                     .inst(format!("atomicrmw xchg ptr addrspace(1) {counter}, i32 0 syncscope(\"device\") monotonic"));
             });
+            // Both terms are below 2³¹. No index is beyond `end`, so that none is negative.
             let next = this.e.inst(format!("add i32 {step}, {before}"));
+            let next = this.e.call("i32", "llvm.umin.i32", &[("i32", &next), ("i32", &end)]);
             let at = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {buffer}"));
             this.e.void(format!("store i32 {next}, ptr addrspace(3) {at}"));
             this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &barrier);

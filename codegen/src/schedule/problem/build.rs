@@ -24,7 +24,7 @@ impl Problem {
         let mut func = func.clone();
         let region = func.op(id).regions[0];
         require_single_block(&func, id)?;
-        let loads = scheduled_loads(&mut func, region)?;
+        let loads = scheduled_loads(&mut func, region, arch)?;
         let plan = Plan::scheduled(&mut func, arch, options)?;
         let main = stages::main_stage(&func, region).unwrap_or(0);
         let is_produced = |c: &Candidate| func.op(c.load).place.is_some_and(|p| p.partition == Partition::Producer);
