@@ -10,14 +10,15 @@ use clap::Args;
 use serde::Serialize;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
-use tilewright_runtime::Device;
 use tilewright_runtime::bench::{Timing, do_bench};
+use tilewright_runtime::{Device, LaunchConfig};
 
 use crate::compile::Options;
 use crate::device::DeviceArg;
 use crate::report::{Cell, Column, Outputs, Report, Table};
 use crate::run::{self, Job, Launch, Source, Tensors};
 use crate::tensors::{self, Tensor};
+use crate::tuned::Plan;
 use crate::value_parsers::milliseconds;
 use crate::{CliError, Kernels, Result, choose, device, files};
 
@@ -85,10 +86,13 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     arguments.outputs.protecting_inputs(input).check_with(record)?;
     let def = kernels.find(&launch.kernel)?;
     let device = device::open(arguments.device)?;
+    let tensors = || arguments.inputs.tensors(def, &launch.dtype);
     let mut jobs = Vec::new();
     for variant in std::iter::once(None).chain(arguments.against.iter().map(Some)) {
         let set = constants(def, &launch.set, variant)?;
-        jobs.push(Job::plan(def, launch, &set, || arguments.inputs.tensors(def, &launch.dtype))?);
+        let (job, base) = Plan::new(kernels, launch, &set, &tensors)?.on(&device)?;
+        let config = job.config(&arguments.options.over(base))?;
+        jobs.push((job, config));
     }
     let mut records = record.as_deref().map(|path| {
         files::append(path).map_err(|error| CliError::file("append to", path, error)).map(|file| (path, file))
@@ -105,7 +109,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let title = format!("{} on {device}", def.name);
     let mut table = Table::new("bench", &title, columns)
         .note("Rates count every input once and every output once. Outputs are not checked.");
-    for (job, timing) in jobs.iter().zip(&timings) {
+    for ((job, _), timing) in jobs.iter().zip(&timings) {
         let constants: Vec<String> = job.constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let row = row(job, &device, timing, constants.join(","));
         if let Some(records) = &mut records {
@@ -180,10 +184,10 @@ impl Inputs {
 
 impl Arguments {
     /// Times the jobs in interleaved rounds.
-    fn time(&self, device: &Device, jobs: &[Job]) -> Result<Vec<Timing>> {
+    fn time(&self, device: &Device, jobs: &[(Job, LaunchConfig)]) -> Result<Vec<Timing>> {
         let mut prepared = Vec::new();
-        for job in jobs {
-            prepared.push((job, job.config(&self.options)?, job.upload(device)?, Vec::new()));
+        for (job, config) in jobs {
+            prepared.push((job, config, job.upload(device)?, Vec::new()));
         }
         for round in 0..ROUNDS {
             for (job, config, buffers, samples) in &mut prepared {

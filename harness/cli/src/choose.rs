@@ -2,6 +2,7 @@
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
+use tilewright_runtime::autotune::Autotune;
 
 use crate::{CliError, Result};
 
@@ -142,6 +143,11 @@ pub fn missing_constants(def: &KernelDef, given: &[(&str, ConstValue)]) -> Vec<&
         matches!(p.kind, ParamKind::Constexpr { default: None, .. }) && !given.iter().any(|(name, _)| *name == p.name)
     };
     def.params.iter().filter(is_missing).map(|p| p.name).collect()
+}
+
+/// Whether a configuration gives a constant that has no value.
+pub fn needs_configuration(autotune: &Autotune, given: &[(&str, ConstValue)]) -> bool {
+    missing_constants(autotune.def, given).iter().any(|name| autotune.tuned.contains(name))
 }
 
 /// Checks that every constant without a default has a value.

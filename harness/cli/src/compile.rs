@@ -336,7 +336,7 @@ fn configuration(
         }
     }
     let Some(autotune) = autotune else { return Ok(None) };
-    if !choose::missing_constants(autotune.def, constants).iter().any(|name| autotune.tuned.contains(name)) {
+    if !choose::needs_configuration(autotune, constants) {
         return Ok(None);
     }
     let constant = |name: &str| constants.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());

@@ -50,6 +50,7 @@ pub mod solve;
 pub mod supervise;
 pub mod tensors;
 pub mod tune;
+mod tuned;
 pub mod unique_keys;
 pub mod value_parsers;
 
@@ -90,7 +91,7 @@ enum Command {
 }
 
 /// Runs the commands over these kernels, with the arguments of the process. A kernel is given by its definition
-/// (`&SCALE`), or by its configurations (`&SCALE_AUTOTUNE`), which [`compile`] and [`explain`] then start from.
+/// (`&SCALE`), or by its configurations (`&SCALE_AUTOTUNE`), which give the commands the constants that are not given.
 ///
 /// The exit code is that of the program `tilewright`: 0 after success, 1 after a failure, 2 for a wrong command line.
 pub fn main(kernels: &[&'static dyn Kernel]) -> ExitCode {

@@ -10,14 +10,15 @@ use tilewright_codegen::ir::{DType, Func, Value};
 use tilewright_codegen::lang::kernel::{ConstValue, ElemDef, Evaluate, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright_codegen::num;
 use tilewright_codegen::passes::dce;
-use tilewright_runtime::kernel::{KernelArg, launch_erased};
-use tilewright_runtime::{Device, Error, LaunchArg, LaunchConfig};
+use tilewright_runtime::kernel::{KernelArg, launch_erased, render_with_source};
+use tilewright_runtime::{Device, Error, LaunchArg, LaunchConfig, terminal};
 
 use crate::bind::{self, Extents, Strides};
 use crate::compile::Options;
 use crate::device::{self, DeviceArg};
 use crate::files;
 use crate::tensors::{self, Contents, OnDevice, Tensor};
+use crate::tuned::Plan;
 use crate::{CliError, Kernels, Result, choose, shapes};
 use tilewright_runtime::escape::printable;
 
@@ -51,7 +52,8 @@ pub struct Launch {
     /// (which rounds up), as in `rows/rows_tile`. Default: the grid that the kernel gives, if it does
     #[arg(long, value_name = "X,Y,Z")]
     pub grid: Option<String>,
-    /// Constants of the kernel: `q_tile=64,k_tile=32`
+    /// Constants of the kernel: `q_tile=64,k_tile=32`. Default: those of the nearest configuration, one that `tune` chose
+    /// or one that ships, else of the kernel's default
     #[arg(long, value_name = "NAME=VALUE,…")]
     pub set: Vec<String>,
     /// Scalar arguments that cannot be derived from tensors: `scale=0.125`
@@ -82,7 +84,6 @@ pub enum Source {
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let Arguments { input, output, launch, shape, device, options } = arguments;
-    let def = kernels.find(&launch.kernel)?;
     files::check_distinct(&[output], &[input])?;
     files::check_writable(output).map_err(|error| CliError::file("write", output, error))?;
     let tensors = || {
@@ -92,16 +93,21 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
             shapes: shape.clone(),
         })
     };
-    let job = Job::plan(def, launch, &launch.set, tensors)?;
+    let plan = Plan::new(kernels, launch, &launch.set, &tensors)?;
     let device = device::open(*device)?;
-    let config = job.config(options)?;
+    let (job, base) = plan.on(&device)?;
+    for name in &job.unused {
+        let kernel = job.def.name;
+        terminal::print_stderr(format_args!("note: with these constants, `{kernel}` does not use the tensor `{name}`"));
+    }
+    let config = job.config(&options.over(base))?;
     let mut buffers = job.upload(&device)?;
     job.start(&device, &config, &mut buffers)?;
     device.synchronize()?;
     let outputs = job.outputs(&buffers)?;
     tensors::write(output, &outputs)?;
     let [x, y, z] = job.grid;
-    writeln!(out, "`{}` ran on {device}, grid ({x}, {y}, {z})", def.name)?;
+    writeln!(out, "`{}` ran on {device}, grid ({x}, {y}, {z})", job.def.name)?;
     for (name, tensor) in &outputs {
         writeln!(out, "{name}: {} {:?} in {}", tensor.dtype, tensor.shape, output.display())?;
     }
@@ -115,6 +121,8 @@ pub struct Job {
     pub constants: Vec<(&'static str, ConstValue)>,
     /// Tensors of the input file that the kernel has parameters for.
     given: BTreeMap<&'static str, Tensor>,
+    /// Those that it does not use with these constants.
+    unused: Vec<&'static str>,
     /// Shape and element type of all memory parameters.
     pub memory: BTreeMap<&'static str, (Vec<usize>, DType)>,
     scalars: BTreeMap<&'static str, LaunchArg>,
@@ -150,7 +158,7 @@ impl Job {
         }
         // Other unknown values may result from a missing tensor: report that tensor first.
         let or_missing = |error| check_given(def, &given, &[], &source, &names).err().unwrap_or(error);
-        let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
+        let dtypes = choose::complete_dtypes(def, element_types(def, &given, &arguments.dtype)?).map_err(or_missing)?;
         let strides = bind::strides(def);
 
         let mut extents = Extents::default();
@@ -158,6 +166,7 @@ impl Job {
             bind::check_rank(def, name, tensor.shape.len(), strides.get(name))?;
             extents.add_tensor(name, &tensor.shape, strides.get(name));
         }
+        shapes::check_constants(&constants, &given, &strides)?;
         for (name, value) in constants.iter().chain(&defaults(def, &constants)) {
             if let ConstValue::Int(n) = value {
                 extents.add_number(name, *n);
@@ -174,10 +183,13 @@ impl Job {
                 extents.add_number(name, extent);
             }
         }
-        choose::check_complete(def, &constants).map_err(or_missing)?;
-        let func = recorded(def, &dtypes, &constants);
-        let unused = func.as_ref().map_or(Vec::new(), |func| unused_memory(def, func));
-        let unread = func.as_ref().map_or(Vec::new(), |func| unread_memory(def, func));
+        // A dimension of a missing tensor gives the constants of its name.
+        let is_dim = |name: &str| strides.values().any(|strides| strides.dims.contains(&Some(name)));
+        let missing = choose::missing_constants(def, &constants);
+        let or_tensor = |error| if missing.iter().any(|name| is_dim(name)) { or_missing(error) } else { error };
+        choose::check_complete(def, &constants).map_err(or_tensor)?;
+        let func = recorded(def, &dtypes, &constants)?;
+        let (unused, unread) = (unused_memory(def, &func), unread_memory(def, &func));
         check_given(def, &given, &unread, &source, &names)?;
 
         let mut memory = BTreeMap::new();
@@ -202,7 +214,7 @@ impl Job {
         let touched = |name: &&'static str| given.contains_key(name) || !unused.contains(name);
         let shapes = memory.iter().filter(|(name, _)| touched(name)).map(|(&name, (shape, _))| (name, &shape[..]));
         bind::check_extents(def, &shapes.collect())?;
-        let scalars = scalars(def, &dtypes, &words, &strides, &extents)?;
+        let scalars = scalars(def, &dtypes, &words, &strides, &extents, &func)?;
         for (name, value) in &scalars {
             match value {
                 LaunchArg::I32(n) => extents.add_number(name, i64::from(*n)),
@@ -220,7 +232,8 @@ impl Job {
                 return Err(CliError::usage(message, "one to three extents, as in `--grid rows/rows_tile,heads`"));
             }
         };
-        let job = Job { def, dtypes, constants, given, memory, scalars, grid };
+        let unused = unused.into_iter().filter(|name| given.contains_key(name)).collect();
+        let job = Job { def, dtypes, constants, given, unused, memory, scalars, grid };
         job.check_shapes()?;
         job.check_outputs(&grid_text)?;
         Ok(job)
@@ -229,7 +242,7 @@ impl Job {
     /// Checks that the kernel's views have the shapes of the file's tensors. The launch reports mistakes in the kernel
     /// itself.
     fn check_shapes(&self) -> Result<()> {
-        let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
+        let func = recorded(self.def, &self.dtypes, &self.constants)?;
         let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();
         shapes::check(&func, &self.scalars, &given)
     }
@@ -471,12 +484,15 @@ fn check_given(
     Err(CliError::usage(message, help))
 }
 
-/// Records the kernel with these types and constants, and removes dead code. `None` if recording fails: the launch
-/// reports the error.
-fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static str, ConstValue)]) -> Option<Func> {
-    let mut func = def.record(dtypes, constants, &Specialization::default()).ok()?;
+/// Records the kernel with these types and constants, and removes dead code.
+///
+/// # Errors
+/// A type or constant that the kernel does not take, or a mistake in the kernel.
+fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static str, ConstValue)]) -> Result<Func> {
+    let recorded = def.record(dtypes, constants, &Specialization::default());
+    let mut func = recorded.map_err(|diagnostic| CliError::Failure(render_with_source(&diagnostic)))?;
     dce::run(&mut func);
-    Some(func)
+    Ok(func)
 }
 
 /// Returns the memory parameters that the recorded function does not use, such as the bias of a matmul without one.
@@ -491,6 +507,12 @@ fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     memory_params_without(def, func, |v| read.contains(&v))
 }
 
+/// Whether a recorded function uses the argument of a parameter.
+fn is_used(func: &Func, name: &str) -> bool {
+    let params = &func.block(func.body).params;
+    func.args.iter().zip(params).any(|(arg, &v)| *arg.name == *name && !func.uses(v).is_empty())
+}
+
 /// Returns the memory parameters whose pointers do not satisfy `is`.
 fn memory_params_without(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
     let params = &func.block(func.body).params;
@@ -498,12 +520,12 @@ fn memory_params_without(def: &'static KernelDef, func: &Func, is: impl Fn(Value
     memory_params(def).map(|(p, _)| p.name).filter(|name| !among(name)).collect()
 }
 
-/// Determines the element types of the type parameters from the tensors and from `--dtype`.
+/// Determines the element types of the type parameters from the tensors and from `--dtype`, so far as they tell.
 fn element_types(
     def: &'static KernelDef,
     given: &BTreeMap<&'static str, Tensor>,
     words: &[String],
-) -> Result<Vec<DType>> {
+) -> Result<Vec<Option<DType>>> {
     let mut found: Vec<Option<(&str, DType)>> = vec![None; def.generics.len()];
     for (param, elem) in memory_params(def) {
         let Some(tensor) = given.get(param.name) else { continue };
@@ -558,7 +580,7 @@ fn element_types(
             *dtype = dtype.or(Some(only)).filter(|dtype| generic.members().contains(dtype));
         }
     }
-    choose::complete_dtypes(def, all)
+    Ok(all)
 }
 
 /// Derives the shape of an output from the names of its dimensions.
@@ -587,13 +609,15 @@ pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, exte
     strides.dims.iter().map(extent).collect()
 }
 
-/// Determines the values of all scalar parameters: from `--arg`, else as strides, else as extents.
+/// Determines the values of all scalar parameters: from `--arg`, else as strides, else as extents; 0 if the recorded
+/// function does not use it.
 fn scalars(
     def: &'static KernelDef,
     dtypes: &[DType],
     words: &BTreeMap<&str, &str>,
     strides: &BTreeMap<&'static str, Strides>,
     extents: &Extents,
+    func: &Func,
 ) -> Result<BTreeMap<&'static str, LaunchArg>> {
     let mut known_strides: BTreeMap<&str, i64> = BTreeMap::new();
     for (tensor, strides) in strides {
@@ -610,6 +634,10 @@ fn scalars(
             (None, Some(stride)) => stride.to_string(),
             (None, None) => match extents.of_name(param.name) {
                 Ok(Some(extent)) => extent.to_string(),
+                Ok(None) if !is_used(func, param.name) => match dtype {
+                    DType::Bool => "false".to_string(),
+                    _ => "0".to_string(),
+                },
                 Ok(None) => {
                     missing.push(format!("{}=… ({dtype})", param.name));
                     continue;

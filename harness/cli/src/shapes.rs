@@ -6,9 +6,38 @@
 use std::collections::BTreeMap;
 
 use tilewright_codegen::ir::{BinaryOp, Def, Func, Op, Value};
+use tilewright_codegen::lang::kernel::ConstValue;
 use tilewright_runtime::LaunchArg;
 
+use crate::bind::Strides;
+use crate::tensors::Tensor;
 use crate::{CliError, Result};
+
+/// Checks that constants named like dimensions are the extents of the file's tensors.
+///
+/// # Errors
+/// A constant has another value than the extent.
+pub fn check_constants(
+    constants: &[(&'static str, ConstValue)],
+    tensors: &BTreeMap<&'static str, Tensor>,
+    strides: &BTreeMap<&'static str, Strides>,
+) -> Result<()> {
+    for (name, value) in constants {
+        let dimension = tensors.iter().find_map(|(tensor, Tensor { shape, .. })| {
+            let axis = strides.get(tensor)?.dims.iter().position(|dim| *dim == Some(name))?;
+            Some((tensor, axis, shape[axis]))
+        });
+        if let (ConstValue::Int(n), Some((tensor, axis, extent))) = (value, dimension)
+            && usize::try_from(*n) != Ok(extent)
+        {
+            return Err(CliError::usage(
+                format!("the constant {name} is {n}, and dimension {axis} of `{tensor}`, its extent, is {extent}"),
+                format!("omit it, or give {name}={extent}"),
+            ));
+        }
+    }
+    Ok(())
+}
 
 /// Checks each view of a whole tensor with the tensor's rank. Views whose base or shape does not follow from the
 /// arguments are skipped.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use tilewright_codegen::ir::{Func, Stage};
+use tilewright_codegen::lang::kernel::{ConstValue, ParamKind};
 use tilewright_codegen::pipeline::{self, Observer};
 use tilewright_codegen::schedule::problem::{LoopSchedule, LoopSchedules, Problem, loops, register_pressure};
-use tilewright_codegen::target::{GpuArch, Target};
-use tilewright_runtime::autotune::{Autotune, Table as TuningTable};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
+use tilewright_runtime::autotune::{Autotune, Config, Entry, Table as TuningTable};
 use tilewright_runtime::solver::{Found, Limits, solve};
 
 use crate::compile::{self, Emit, Request};
@@ -70,7 +71,10 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         }
     }
     if schedules.is_empty() {
-        return Err(CliError::Failure(format!("no schedule was found for a loop of kernel `{}`", request.def.name)));
+        return Err(CliError::Failure(format!(
+            "kernel `{}` has no loop for which a schedule was found",
+            request.def.name
+        )));
     }
     let text = LoopSchedules(schedules).to_string();
     writeln!(out, "loops={text}")?;
@@ -129,7 +133,7 @@ fn scheduled(request: &Request, arch: GpuArch) -> Result<Func> {
 /// Reads the tuning table of `--export`, before anything is solved.
 ///
 /// # Errors
-/// A file that is not a tuning table, or a kernel that has none.
+/// A file that is not a tuning table, or has no entry with these types, constants and options.
 fn read_table(
     path: &Path,
     request: &Request,
@@ -139,35 +143,49 @@ fn read_table(
     let table = TuningTable::parse(&text).map_err(|why| CliError::file("add to", path, why))?;
     let name = request.def.name;
     let autotune = autotune.ok_or_else(|| CliError::Failure(format!("kernel `{name}` has no configurations")))?;
-    Ok((table.renamed(request.def), autotune))
+    let table = table.renamed(request.def);
+    if !table.entries.iter().any(|entry| fitting(entry, request, autotune).is_some()) {
+        let message = format!("it has no entry of `{name}` with these types, constants and options");
+        return Err(CliError::file("add to", path, message));
+    }
+    Ok((table, autotune))
+}
+
+/// The configuration of an entry, if it is that of a compilation, whatever its schedules.
+fn fitting(entry: &Entry, request: &Request, autotune: &Autotune) -> Option<Config> {
+    let mut config = autotune.parse_config(&entry.config).ok().filter(|_| entry.kernel == request.def.name)?;
+    config.loops = None;
+    let of = |options: &CompileOptions| {
+        (options.num_warps, options.num_ctas, options.num_stages, options.max_registers, options.schedule)
+    };
+    let default = |name: &str| {
+        request.def.params.iter().find(|p| p.name == name).and_then(|p| match p.kind {
+            ParamKind::Constexpr { default, .. } => default.map(ConstValue::from),
+            _ => None,
+        })
+    };
+    let has = |(name, value): &(&'static str, ConstValue)| {
+        let given = request.constants.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        given.or_else(|| default(name)).as_ref() == Some(value)
+    };
+    let fits = of(&config.options()) == of(&request.options)
+        && config.constants.iter().all(has)
+        && has_key(request, &entry.key);
+    fits.then_some(config)
 }
 
 /// Adds the schedules to the entries of a table for this kernel, types, constants and options. Returns how many.
 ///
 /// # Errors
-/// A table without such an entry, or a file that cannot be written.
+/// A file that cannot be written.
 fn export(path: &Path, mut table: TuningTable, request: &Request, autotune: &Autotune) -> Result<usize> {
-    let name = request.def.name;
     let mut count = 0;
-    for entry in table.entries.iter_mut().filter(|entry| entry.kernel == name) {
-        let Ok(mut config) = autotune.parse_config(&entry.config) else { continue };
-        config.loops = None;
-        let options = config.options();
-        let same_options =
-            (options.num_warps, options.num_ctas, options.num_stages, options.max_registers, options.schedule) == {
-                let own = &request.options;
-                (own.num_warps, own.num_ctas, own.num_stages, own.max_registers, own.schedule)
-            };
-        let same_constants = config.constants.iter().all(|constant| request.constants.contains(constant));
-        if same_options && same_constants && has_key(request, &entry.key) {
+    for entry in &mut table.entries {
+        if let Some(mut config) = fitting(entry, request, autotune) {
             config.loops.clone_from(&request.options.loops);
             entry.config = config.to_string();
             count += 1;
         }
-    }
-    if count == 0 {
-        let message = format!("it has no entry of `{name}` with these types, constants and options");
-        return Err(CliError::file("add to", path, message));
     }
     crate::files::replace(path, |file| file.write_all(table.text().as_bytes()))
         .map_err(|error| CliError::file("write", path, error))?;

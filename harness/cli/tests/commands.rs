@@ -144,7 +144,7 @@ fn kernels_of_ones_own_are_timed_with_other_constants() {
         ),
         (&["--set", "rows_tile=4", "--shape", "x=100,64", "--shape", "x=1,1"], ["--shape names `x` twice", "once"]),
         (&["--set", "rows_tile=4", "--arg", "a=2", "--shape", "x=n,64"], ["`scale_rows` reads `x`", "numbers"]),
-        (&["--arg", "a=2", "--shape", "x=100,64"], ["needs a value for rows_tile", "--set"]),
+        (&["--arg", "a=2", "--shape", "x=100,64", "--set", "d_tile=0.5"], ["d_tile", "0.5"]),
         (&["--set", "rows_tile=4", "--shape", "x=100,64"], ["cannot be derived from tensors", "--arg a"]),
         (&["--set", "rows_tile=4", "--arg", "a=2", "--shape", "z=100,64"], ["no tensor `z`", "the tensors are"]),
     ] {

@@ -60,6 +60,64 @@ fn scalars_are_derived_from_parameter_names() {
     assert_eq!(output(dir.path(), "y"), (vec![rows], expected));
 }
 
+/// Without constants, `run` takes those of the configuration that a launch would have; arguments that the kernel then does
+/// not use, such as the counter of a persistent launch, need no value.
+#[test]
+fn constants_that_are_not_given_are_those_of_the_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let (m, k, n) = (37, 45, 20);
+    let (a, b) = (small(m * k), small(k * n));
+    write(dir.path(), &[tensor("a", &[m, k], &a), tensor("b", &[k, n], &b)]);
+    let ran = run(dir.path(), "matmul", &[]);
+    assert!(
+        ran.err.contains("note: constants that are not given are those of the default configuration: m_tile="),
+        "{}",
+        ran.err
+    );
+    ran.ok();
+    let product = |i: usize, j: usize| (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum::<f32>();
+    let expected: Vec<f32> = (0..m * n).map(|at| product(at / n, at % n)).collect();
+    assert_eq!(output(dir.path(), "c"), (vec![m, n], expected));
+
+    // The bias is an input of other constants.
+    write(dir.path(), &[tensor("a", &[m, k], &a), tensor("b", &[k, n], &b), tensor("bias", &[n], &small(n))]);
+    let ran = run(dir.path(), "matmul", &[]);
+    assert_eq!(
+        ran.err.matches("note: with these constants, `matmul` does not use the tensor `bias`").count(),
+        1,
+        "{}",
+        ran.err
+    );
+    let message = run(dir.path(), "matmul", &["--set", "activation=relu"]).fails(1);
+    assert!(message.contains("activation") && message.contains("Relu"), "{message}");
+
+    let (rows, d, scale) = (40, 16, 0.25);
+    let q: Vec<f32> = small(rows * d).iter().map(|x| x / 8.0).collect();
+    let of = |name: &str| tensor(name, &[1, 1, rows, d], &q);
+    write(dir.path(), &[of("q"), of("k"), of("v")]);
+    let attention = |more: &[&str]| run(dir.path(), "flash_attention_fwd", &[&["--arg", "scale=0.25"], more].concat());
+    let message = attention(&["--shape", "o=q", "--shape", "lse=1,40"]).err;
+    assert!(message.contains("needs a value for d_tile"), "{message}");
+    let shapes = ["--set", "d_tile=16", "--shape", "o=q", "--shape", "lse=1,40"];
+    attention(&shapes).ok();
+    let expected: Vec<f32> = (0..rows * d)
+        .map(|at| {
+            let score = |j: usize| (0..d).map(|l| q[at / d * d + l] * q[j * d + l]).sum::<f32>() * scale;
+            let weights: Vec<f32> = (0..rows).map(|j| score(j).exp()).collect();
+            let sum: f32 = (0..rows).map(|j| weights[j] * q[j * d + at % d]).sum();
+            sum / weights.iter().sum::<f32>()
+        })
+        .collect();
+    let message = attention(&[&shapes[..], &["--set", "d=8"]].concat()).fails(2);
+    assert!(message.contains("the constant d is 8, and dimension 3 of `k`, its extent, is 16"), "{message}");
+    let message = attention(&["--set", "d_tile=8", "--shape", "o=q", "--shape", "lse=1,40"]).fails(1);
+    assert!(message.contains("d and group must be at least 1, and d_tile at least d"), "{message}");
+    attention(&shapes).ok();
+    let (shape, found) = output(dir.path(), "o");
+    assert_eq!(shape, [1, 1, rows, d]);
+    assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, expected {expected:?}");
+}
+
 #[test]
 fn outputs_of_named_dimensions_need_no_shape() {
     let dir = tempfile::tempdir().unwrap();
@@ -135,7 +193,7 @@ fn undetermined_arguments_are_requested() {
         assert!(!dir.path().join("out.safetensors").exists());
     };
     write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &small(4))]);
-    mistake("weighted_sum_fwd", &["--grid", "1"], &["rows_tile", "d_tile", "--set"]);
+    mistake("softmax_rows", &[], &["needs a value for d_tile", "--set d_tile=…"]);
     mistake(
         "weighted_sum_fwd",
         &["--set", "rows_tile=16,d_tile=16", "--shape", "y=rows", "--grid", "rows/rowtile"],
