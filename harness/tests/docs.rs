@@ -118,21 +118,52 @@ fn the_summary_of_the_book_is_complete() {
     }
 }
 
-/// `{{#include FILE:ANCHOR}}` names a file and a part of it that exist.
+/// The block of code after a comment `<!-- FILE:ANCHOR -->` is that part of the file. With `BLESS=1`, writes it into the page.
 #[test]
-fn included_code_exists() {
+fn code_of_examples_is_theirs() {
     let mut count = 0;
     for (page, text) in pages() {
-        for include in text.split("{{#include ").skip(1).filter_map(|rest| rest.split("}}").next()) {
-            let (file, anchor) = include.split_once(':').unwrap_or_else(|| panic!("{include} has no anchor"));
-            let path = page.parent().unwrap().join(file);
-            let code = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{include}: {error}"));
-            let has = |mark: &str| code.lines().any(|line| line.trim() == format!("// {mark}: {anchor}"));
-            assert!(has("ANCHOR") && has("ANCHOR_END"), "{}: {include}", page.display());
+        let mut expected = String::new();
+        let mut rest = &text[..];
+        while let Some((before, after)) = rest.split_once("<!-- ") {
+            let (name, after) =
+                after.split_once(" -->").unwrap_or_else(|| panic!("{}: `<!-- {after}`", page.display()));
+            expected += &format!("{before}<!-- {name} -->");
+            rest = after;
+            let Some((file, anchor)) = name.split_once(".rs:") else { continue };
+            let code = std::fs::read_to_string(page.parent().unwrap().join(format!("{file}.rs")));
+            let code = part(&code.unwrap_or_else(|error| panic!("{}: {name}: {error}", page.display())), anchor);
+            let code = code.unwrap_or_else(|| panic!("{}: {file}.rs has no `// ANCHOR: {anchor}`", page.display()));
+            let is_fence = |line: &&str| line.starts_with("```rust");
+            let fence = after.trim_start().lines().next().filter(is_fence);
+            let fence = fence.unwrap_or_else(|| panic!("{}: no block of code after {name}", page.display()));
+            expected += &format!("\n\n{fence}\n{code}```");
+            rest = after.trim_start()[fence.len()..].split_once("```").expect("an end of the block").1;
             count += 1;
         }
+        expected += rest;
+        if expected != text {
+            assert!(
+                std::env::var_os("BLESS").is_some(),
+                "{}: code of an example is old; BLESS=1 updates it",
+                page.display()
+            );
+            std::fs::write(&page, expected).unwrap();
+        }
     }
-    assert!(count >= 6, "{count} includes were found");
+    assert!(count >= 6, "{count} parts of examples were found");
+}
+
+/// The lines between `// ANCHOR: name` and `// ANCHOR_END: name`, without their common indentation.
+fn part(code: &str, name: &str) -> Option<String> {
+    let is_mark = |line: &&str, mark: &str| line.trim() == format!("// {mark}: {name}");
+    let mut lines = code.lines().skip_while(|line| !is_mark(line, "ANCHOR"));
+    lines.next()?;
+    let lines: Vec<&str> = lines.take_while(|line| !is_mark(line, "ANCHOR_END")).collect();
+    let lines: Vec<&str> = lines.into_iter().filter(|line| !line.trim().starts_with("// ANCHOR")).collect();
+    let indentation = |line: &&&str| line.len() - line.trim_start().len();
+    let common = lines.iter().filter(|line| !line.trim().is_empty()).map(|line| indentation(&line)).min()?;
+    Some(lines.iter().map(|line| format!("{}\n", line.get(common..).unwrap_or_default())).collect())
 }
 
 /// Words in code font that look like paths from the root exist.
