@@ -227,6 +227,10 @@ impl Recorder {
             let line = serde_json::to_string(&row).map_err(|error| CliError::file("write", path, error))?;
             writeln!(file, "{line}").map_err(|error| CliError::file("write", path, error))?;
         }
+        // The table comes at the end: a benchmark of minutes says how far it is.
+        let words = row.words().join(" ");
+        let result = row.median_ms.map_or("failed".to_string(), |ms| format!("{ms:.4} ms"));
+        tilewright::terminal::print_stderr(format_args!("measured {}: {result}", words.trim_end()));
         self.rows.push(row);
         Ok(())
     }
