@@ -63,7 +63,7 @@ impl RowTiles {
         const ELEMENTS: usize = 8192;
         /// Programs that fill a large GPU several times.
         const PROGRAMS: usize = 512;
-        let d_tile = d.max(1).next_power_of_two().clamp(16, max_d);
+        let d_tile = d.max(1).next_power_of_two().max(16).min(max_d.max(1));
         let rows_tile = (ELEMENTS / d_tile).min((rows / PROGRAMS).max(1).next_power_of_two()).max(1);
         // 32 elements per thread leave registers for the results.
         let num_warps = ((rows_tile * d_tile / 1024) as u32).clamp(4, 16);
@@ -96,6 +96,8 @@ mod tests {
     fn tiles_fit_their_rows() {
         let wide = RowTiles::new(16384, 1024, 1024);
         assert_eq!((wide.rows_tile, wide.d_tile, wide.num_warps), (8, 1024, 8));
+        let narrow = RowTiles::new(3, 4, 8);
+        assert_eq!((narrow.rows_tile, narrow.d_tile, narrow.num_warps), (1, 8, 4));
         let few = RowTiles::new(3, 100_000, 1024);
         assert_eq!((few.rows_tile, few.d_tile), (1, 1024));
         let narrow = RowTiles::new(1 << 20, 1, 1024);

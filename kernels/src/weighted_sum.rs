@@ -54,6 +54,9 @@ pub fn weighted_sum_fwd<T: Float>(
     #[heuristic(d == d_tile)]
     single_tile: bool,
 ) {
+    if single_tile {
+        assume(d == d_tile);
+    }
     let d = if single_tile { scalar::<i32>(d_tile) } else { d };
     let first_row = program_id(0) * rows_tile;
     let mut x_block = x.block([first_row, 0], [rows_tile, d_tile]);

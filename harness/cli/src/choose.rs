@@ -2,7 +2,7 @@
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
-use tilewright_runtime::autotune::Autotune;
+use tilewright_runtime::autotune::{Autotune, Config};
 
 use crate::{CliError, Result};
 
@@ -148,6 +148,13 @@ pub fn missing_constants(def: &KernelDef, given: &[(&str, ConstValue)]) -> Vec<&
 /// Whether a configuration gives a constant that has no value.
 pub fn needs_configuration(autotune: &Autotune, given: &[(&str, ConstValue)]) -> bool {
     missing_constants(autotune.def, given).iter().any(|name| autotune.tuned.contains(name))
+}
+
+/// A configuration without the constants that are given.
+pub fn without(config: &Config, given: &[(&str, ConstValue)]) -> Config {
+    let mut config = config.clone();
+    config.constants.retain(|(name, _)| !given.iter().any(|(known, _)| known == name));
+    config
 }
 
 /// Checks that every constant without a default has a value.

@@ -342,7 +342,8 @@ fn configuration(
     let constant = |name: &str| constants.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
     let size = |name: &str| known.iter().find(|(given, _)| *given == name).map(|(_, size)| *size);
     let config = autotune.configuration_for(target, dtypes, &constant, &size)?;
-    terminal::print_stderr(format_args!("note: constants that are not given are those of the configuration {config}"));
+    let used = choose::without(&config, constants);
+    terminal::print_stderr(format_args!("note: constants that are not given are those of the configuration {used}"));
     for (name, value) in &config.constants {
         if !constants.iter().any(|(given, _)| given == name) {
             constants.push((name, value.clone()));

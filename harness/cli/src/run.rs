@@ -166,7 +166,7 @@ impl Job {
             bind::check_rank(def, name, tensor.shape.len(), strides.get(name))?;
             extents.add_tensor(name, &tensor.shape, strides.get(name));
         }
-        shapes::check_constants(&constants, &given, &strides)?;
+        shapes::check_constants(def, &constants, &given)?;
         for (name, value) in constants.iter().chain(&defaults(def, &constants)) {
             if let ConstValue::Int(n) = value {
                 extents.add_number(name, *n);

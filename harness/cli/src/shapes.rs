@@ -6,34 +6,33 @@
 use std::collections::BTreeMap;
 
 use tilewright_codegen::ir::{BinaryOp, Def, Func, Op, Value};
-use tilewright_codegen::lang::kernel::ConstValue;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_runtime::LaunchArg;
 
-use crate::bind::Strides;
 use crate::tensors::Tensor;
 use crate::{CliError, Result};
 
-/// Checks that constants named like dimensions are the extents of the file's tensors.
+/// Checks that constants which tensor parameters give, such as `d` of `x: Tensor<T, (rows, d)>`, are the extents of the
+/// file's tensors.
 ///
 /// # Errors
 /// A constant has another value than the extent.
 pub fn check_constants(
+    def: &KernelDef,
     constants: &[(&'static str, ConstValue)],
     tensors: &BTreeMap<&'static str, Tensor>,
-    strides: &BTreeMap<&'static str, Strides>,
 ) -> Result<()> {
-    for (name, value) in constants {
-        let dimension = tensors.iter().find_map(|(tensor, Tensor { shape, .. })| {
-            let axis = strides.get(tensor)?.dims.iter().position(|dim| *dim == Some(name))?;
-            Some((tensor, axis, shape[axis]))
-        });
-        if let (ConstValue::Int(n), Some((tensor, axis, extent))) = (value, dimension)
-            && usize::try_from(*n) != Ok(extent)
-        {
-            return Err(CliError::usage(
-                format!("the constant {name} is {n}, and dimension {axis} of `{tensor}`, its extent, is {extent}"),
-                format!("omit it, or give {name}={extent}"),
-            ));
+    for tensor in def.tensors {
+        let Some(Tensor { shape, .. }) = tensors.get(tensor.name) else { continue };
+        for (axis, (&dim, extent)) in tensor.dims.iter().zip(shape).enumerate() {
+            let (dim, name) = (def.dims[dim], tensor.name);
+            let value = constants.iter().find(|(known, _)| *known == dim).map(|(_, value)| value);
+            if let Some(value) = value.filter(|value| **value != ConstValue::Int(*extent as i64)) {
+                return Err(CliError::usage(
+                    format!("the constant {dim} is {value}, and dimension {axis} of `{name}`, its extent, is {extent}"),
+                    format!("omit it, or give {dim}={extent}"),
+                ));
+            }
         }
     }
     Ok(())

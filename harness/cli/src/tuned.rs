@@ -58,7 +58,8 @@ impl<'a> Plan<'a> {
         };
         let choice = tuned.choose(device)?;
         let (config, from) = (&choice.config, source(choice.source));
-        terminal::print_stderr(format_args!("note: constants that are not given are those of {from}: {config}"));
+        let used = choose::without(config, &choose::constants(tuned.def(), &tuned.set)?);
+        terminal::print_stderr(format_args!("note: constants that are not given are those of {from}: {used}"));
         Ok((tuned.job(config)?, config.options()))
     }
 }
@@ -88,9 +89,16 @@ impl TunedLaunch<'_> {
         self.autotune.def
     }
 
-    /// Any configuration: the shapes of tensors do not depend on it.
-    fn first_config(&self) -> Config {
-        self.autotune.configs().next().unwrap_or_default()
+    /// A configuration of small tiles: the shapes of tensors do not depend on it, and constants that are given fit beside it.
+    fn small_config(&self) -> Config {
+        let size = |config: &Config| {
+            let numbers = config.constants.iter().filter_map(|(_, value)| match value {
+                ConstValue::Int(n) => Some(*n as f64),
+                _ => None,
+            });
+            numbers.product::<f64>()
+        };
+        self.autotune.configs().min_by(|a, b| size(a).total_cmp(&size(b))).unwrap_or_default()
     }
 
     /// Reports mistakes that do not depend on the device.
@@ -98,7 +106,7 @@ impl TunedLaunch<'_> {
     /// # Errors
     /// As [`Job::plan`].
     pub fn check(&self) -> Result<()> {
-        self.job(&self.first_config()).map(drop)
+        self.job(&self.small_config()).map(drop)
     }
 
     /// The launch with the constants of a configuration.
@@ -144,7 +152,7 @@ impl TunedLaunch<'_> {
     /// # Errors
     /// As [`Job::plan`], and what tuning reports.
     pub fn choose(&self, device: &Device) -> Result<Arc<Choice>> {
-        let job = self.job(&self.first_config())?;
+        let job = self.job(&self.small_config())?;
         let parts = self.key(&job, &self.constants(&job)?);
         let words: Vec<u64> = parts.iter().map(key_word).collect();
         let buffers: RefCell<Option<Buffers>> = RefCell::new(None);

@@ -79,6 +79,10 @@ fn constants_that_are_not_given_are_those_of_the_configuration() {
     let expected: Vec<f32> = (0..m * n).map(|at| product(at / n, at % n)).collect();
     assert_eq!(output(dir.path(), "c"), (vec![m, n], expected));
 
+    // Given constants are not those of the configuration, and fit beside small tiles.
+    let ran = run(dir.path(), "matmul", &["--set", "m_tile=8192"]);
+    assert!(ran.err.contains("default configuration: n_tile="), "{}", ran.err);
+    ran.ok();
     // The bias is an input of other constants.
     write(dir.path(), &[tensor("a", &[m, k], &a), tensor("b", &[k, n], &b), tensor("bias", &[n], &small(n))]);
     let ran = run(dir.path(), "matmul", &[]);
@@ -109,13 +113,25 @@ fn constants_that_are_not_given_are_those_of_the_configuration() {
         })
         .collect();
     let message = attention(&[&shapes[..], &["--set", "d=8"]].concat()).fails(2);
-    assert!(message.contains("the constant d is 8, and dimension 3 of `k`, its extent, is 16"), "{message}");
+    assert!(message.contains("the constant d is 8, and dimension 3 of `q`, its extent, is 16"), "{message}");
     let message = attention(&["--set", "d_tile=8", "--shape", "o=q", "--shape", "lse=1,40"]).fails(1);
     assert!(message.contains("d and group must be at least 1, and d_tile at least d"), "{message}");
     attention(&shapes).ok();
     let (shape, found) = output(dir.path(), "o");
     assert_eq!(shape, [1, 1, rows, d]);
     assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, expected {expected:?}");
+}
+
+/// Rows narrower than the smallest default tile, and a tile that is said to hold a row and does not.
+#[test]
+fn tiles_of_columns_hold_the_rows_that_they_promise() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[tensor("x", &[3, 4], &[0.0; 12])]);
+    run(dir.path(), "softmax_rows", &["--set", "d_tile=4"]).ok();
+    assert_eq!(output(dir.path(), "y"), (vec![3, 4], vec![0.25; 12]));
+    write(dir.path(), &[tensor("x", &[3, 100], &small(300)), tensor("w", &[100], &small(100))]);
+    let message = run(dir.path(), "weighted_sum_fwd", &["--set", "single_tile=true,d_tile=32"]).fails(1);
+    assert!(message.contains("100 == 32"), "{message}");
 }
 
 #[test]
