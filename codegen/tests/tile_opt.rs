@@ -85,7 +85,7 @@ fn errors_say_what_to_do() {
     let far = ["-", "--interpret", "--quiet", "--arg", "x=zeros:8", "--arg", "y=zeros:1", "--arg", "n=9"];
     assert_eq!(
         fails(&far, ADD),
-        "tile-opt: `%3 = load %2 {eviction = normal} : f32` in program (0, 0, 0): accesses 4 bytes at offset 36 of \
+        "tile-opt: -:5:8: `%3 = load %2 {eviction = normal} : f32` in program (0, 0, 0): accesses 4 bytes at offset 36 of \
          buffer 0, which has 32 bytes\n"
     );
     let none = ["-", "--interpret", "--arg", "x=zeros:8", "--arg", "y=zeros:1", "--arg", "n=8", "--grid", "2,0"];

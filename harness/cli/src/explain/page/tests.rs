@@ -258,15 +258,15 @@ fn pictures_are_files_too() {
     }
 }
 
-/// A function whose names, text and source try to leave their places on the page.
+/// A function whose argument, text and source try to leave their places on the page. Names of kernels are words.
 fn hostile(file: &Path) -> Func {
-    const NAME: &str = "k</script><img src=x onerror=alert(1)>\"'&{{data}}";
-    let mut func = Func::new(NAME);
+    const PREFIX: &str = "</script><img src=x onerror=alert(1)>\"'&{{data}}<!--<script>{{source}}";
+    let mut func = Func::new("k");
     func.loc = Loc { file: file.to_str().unwrap().into(), line: 1, column: 1 };
     func.add_arg(Arg { name: "<b>x".into(), divisible_by: 1, equal_to: None }, Type::scalar(DType::I32));
     let (body, loc) = (func.body, Loc { line: 2, ..func.loc.clone() });
     let mut builder = Builder::new(&mut func, body, loc);
-    builder.op(Op::DevicePrint { prefix: "</script><!--<script>{{source}}".into() }, &[], &[]);
+    builder.op(Op::DevicePrint { prefix: PREFIX.into() }, &[], &[]);
     builder.ret();
     func
 }
