@@ -60,8 +60,8 @@ pub fn note(func: &Func, id: OpId, overlap: &Overlap, prefetch: &Prefetch, optio
     let chosen: Vec<OpId> = [&overlap.behind[..], &overlap.deferred].concat();
     let filled = |&dot: &OpId| {
         let operands = &func.op(dot).operands[..2];
-        let filled = operands.iter().filter_map(|&v| filled_in_loop(func, region, v));
-        filled.filter(|alloc| !prefetch.loads.iter().any(|c| c.alloc == Some(*alloc) && c.depth > 1)).next()
+        let mut filled = operands.iter().filter_map(|&v| filled_in_loop(func, region, v));
+        filled.find(|alloc| !prefetch.loads.iter().any(|c| c.alloc == Some(*alloc) && c.depth > 1))
     };
     let loc = |id: OpId| &func.op(id).loc;
     let why = match chosen.iter().chain(&dots).find_map(|dot| Some((*dot, filled(dot)?))) {
