@@ -344,11 +344,7 @@ fn configuration(
     let config = autotune.configuration_for(target, dtypes, &constant, &size)?;
     let used = choose::without(&config, constants);
     terminal::print_stderr(format_args!("note: constants that are not given are those of the configuration {used}"));
-    for (name, value) in &config.constants {
-        if !constants.iter().any(|(given, _)| given == name) {
-            constants.push((name, value.clone()));
-        }
-    }
+    constants.extend(used.constants);
     Ok(Some(config))
 }
 

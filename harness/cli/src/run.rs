@@ -234,17 +234,16 @@ impl Job {
         };
         let unused = unused.into_iter().filter(|name| given.contains_key(name)).collect();
         let job = Job { def, dtypes, constants, given, unused, memory, scalars, grid };
-        job.check_shapes()?;
+        job.check_shapes(&func)?;
         job.check_outputs(&grid_text)?;
         Ok(job)
     }
 
     /// Checks that the kernel's views have the shapes of the file's tensors. The launch reports mistakes in the kernel
     /// itself.
-    fn check_shapes(&self) -> Result<()> {
-        let func = recorded(self.def, &self.dtypes, &self.constants)?;
+    fn check_shapes(&self, func: &Func) -> Result<()> {
         let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();
-        shapes::check(&func, &self.scalars, &given)
+        shapes::check(func, &self.scalars, &given)
     }
 
     /// Checks that at least one program runs to write the outputs, and that their elements have distinct addresses.

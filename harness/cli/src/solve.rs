@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tilewright_codegen::ir::{Func, Stage};
-use tilewright_codegen::lang::kernel::{ConstValue, ParamKind};
+use tilewright_codegen::lang::kernel::ConstValue;
 use tilewright_codegen::pipeline::{self, Observer};
 use tilewright_codegen::schedule::problem::{LoopSchedule, LoopSchedules, Problem, loops, register_pressure};
 use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
@@ -158,15 +158,9 @@ fn fitting(entry: &Entry, request: &Request, autotune: &Autotune) -> Option<Conf
     let of = |options: &CompileOptions| {
         (options.num_warps, options.num_ctas, options.num_stages, options.max_registers, options.schedule)
     };
-    let default = |name: &str| {
-        request.def.params.iter().find(|p| p.name == name).and_then(|p| match p.kind {
-            ParamKind::Constexpr { default, .. } => default.map(ConstValue::from),
-            _ => None,
-        })
-    };
     let has = |(name, value): &(&'static str, ConstValue)| {
         let given = request.constants.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-        given.or_else(|| default(name)).as_ref() == Some(value)
+        given.or_else(|| request.def.default_of(name)).as_ref() == Some(value)
     };
     let fits = of(&config.options()) == of(&request.options)
         && config.constants.iter().all(has)

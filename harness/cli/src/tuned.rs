@@ -115,9 +115,8 @@ impl TunedLaunch<'_> {
     /// As [`Job::plan`].
     pub fn job(&self, config: &Config) -> Result<Job> {
         let given = choose::constants(self.def(), &self.set)?;
-        let is_open = |name: &str| !given.iter().any(|(known, _)| *known == name);
-        let tuned = config.constants.iter().filter(|(name, _)| is_open(name));
-        let tuned = tuned.map(|(name, value)| format!("{name}={value}"));
+        let tuned =
+            choose::without(config, &given).constants.into_iter().map(|(name, value)| format!("{name}={value}"));
         let set: Vec<String> = tuned.chain(self.set.iter().cloned()).collect();
         Job::plan(self.def(), self.launch, &set, self.tensors)
     }
