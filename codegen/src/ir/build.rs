@@ -290,13 +290,13 @@ impl<'f> Builder<'f> {
         self.one(Op::Select, &[condition, a, b], ty)
     }
 
-    /// Numeric conversion. Returns the value itself if it has that type.
     /// `x`, with the hint that no element is below `at_least`.
     pub fn at_least(&mut self, x: Value, at_least: i64) -> Value {
         let ty = self.func.ty(x).clone();
         self.one(Op::Hint { divisible: None, contiguous: None, at_least: Some(at_least) }, &[x], ty)
     }
 
+    /// Numeric conversion. Returns the value itself if it has that type.
     pub fn cast(&mut self, x: Value, dtype: DType) -> Value {
         let ty = self.ty(x);
         if ty.dtype() == Some(dtype) {
