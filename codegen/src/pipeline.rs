@@ -49,6 +49,9 @@ impl Observer for () {
 struct Pipeline<'o> {
     func: Func,
     observer: &'o mut dyn Observer,
+    /// For a schedule written by hand, which may ask for what no pass can do: the first pass that fails, and why. It ends the
+    /// pipeline. Else `None`, and a pass that fails is a mistake of the compiler.
+    failure: Option<Result<(), String>>,
 }
 
 /// The names of passes that [`Observer::after`] receives, in the order of the pipelines.
@@ -96,10 +99,18 @@ impl Pipeline<'_> {
             PASS_NAMES.contains(&name),
             "internal compiler error: `{name}` is missing in PASS_NAMES; please report this"
         );
+        if let Some(Err(_)) = self.failure {
+            return;
+        }
         pass(&mut self.func);
-        if cfg!(debug_assertions)
+        if (cfg!(debug_assertions) || self.failure.is_some())
             && let Err(errors) = verify(&self.func, stage)
         {
+            if let Some(failure) = &mut self.failure {
+                let first = errors.first().map(ToString::to_string).unwrap_or_default();
+                *failure = Err(format!("`{name}` cannot carry it out: {first}"));
+                return;
+            }
             let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
             panic!(
                 "internal compiler error: pass `{name}` left an invalid function; please report this\n{}\n{}",
@@ -108,6 +119,43 @@ impl Pipeline<'_> {
             );
         }
         self.observer.after(name, stage, &self.func);
+    }
+
+    /// As [`Pipeline::pass`], for a pass that carries out a schedule.
+    fn try_pass(&mut self, name: &'static str, pass: impl FnOnce(&mut Func) -> Result<(), String>) {
+        let mut carried_out = Ok(());
+        self.pass(name, Stage::Async, |f| carried_out = pass(f));
+        let Err(why) = carried_out else { return };
+        match &mut self.failure {
+            Some(failure) => *failure = Err(why),
+            None => {
+                panic!("internal compiler error: the chosen schedule cannot be carried out: {why}; please report this")
+            }
+        }
+    }
+
+    /// The passes that carry out a schedule: from stage *schedule* to stage *async*.
+    fn carry_out(&mut self, arch: GpuArch, options: &CompileOptions) {
+        let mut notes = Vec::new();
+        self.try_pass("specialize_warps", |f| specialize_warps::run(f, arch, options));
+        self.try_pass("pipeline_loads", |f| pipeline_loads::run(f, arch));
+        self.pass("alternate_buffers", Stage::Async, alternate_buffers::run);
+        self.pass("prefetch_views", Stage::Async, prefetch_views::run);
+        self.pass("rotate_loops", Stage::Async, rotate_loops::run);
+        self.pass("invariant_divisors", Stage::Async, invariant_divisors::run);
+        self.pass("cse_async", Stage::Async, |f| {
+            cse::run(f);
+        });
+        self.pass("dce_async", Stage::Async, |f| {
+            dce::run(f);
+        });
+        let f32_in_flight = options.schedule.overlap != Some(false);
+        self.pass("delay_waits", Stage::Async, |f| delay_waits::run_with(f, f32_in_flight));
+        self.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
+        self.pass("spread_loads", Stage::Async, spread_loads::run);
+        self.pass("early_release", Stage::Async, early_release::run);
+        self.pass("pingpong", Stage::Async, |f| notes = pingpong::run(f, options));
+        notes.iter().for_each(|note| self.observer.note(note));
     }
 
     /// The passes that both targets run first.
@@ -162,7 +210,7 @@ pub fn compile(
 
 /// Runs all passes on Tile IR for an NVIDIA GPU. The result is at stage *async*.
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
-    let mut p = Pipeline { func: func.clone(), observer };
+    let mut p = Pipeline { func: func.clone(), observer, failure: None };
     p.pass("split_ctas", Stage::Tile, |f| {
         let split = split_ctas::run(f, options.num_ctas);
         split.expect("internal compiler error: a kernel that CTAs cannot share, after `check`; please report this");
@@ -189,26 +237,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     let mut notes = Vec::new();
     p.pass("schedule_loops", Stage::Schedule, |f| notes = schedule::choose(f, arch, options));
     notes.iter().for_each(|note| p.observer.note(note));
-    let chosen = "internal compiler error: the chosen schedule cannot be carried out; please report this";
-    p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options).expect(chosen));
-    p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch).expect(chosen));
-    p.pass("alternate_buffers", Stage::Async, alternate_buffers::run);
-    p.pass("prefetch_views", Stage::Async, prefetch_views::run);
-    p.pass("rotate_loops", Stage::Async, rotate_loops::run);
-    p.pass("invariant_divisors", Stage::Async, invariant_divisors::run);
-    p.pass("cse_async", Stage::Async, |f| {
-        cse::run(f);
-    });
-    p.pass("dce_async", Stage::Async, |f| {
-        dce::run(f);
-    });
-    let f32_in_flight = options.schedule.overlap != Some(false);
-    p.pass("delay_waits", Stage::Async, |f| delay_waits::run_with(f, f32_in_flight));
-    p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
-    p.pass("spread_loads", Stage::Async, spread_loads::run);
-    p.pass("early_release", Stage::Async, early_release::run);
-    p.pass("pingpong", Stage::Async, |f| notes = pingpong::run(f, options));
-    notes.iter().for_each(|note| p.observer.note(note));
+    p.carry_out(arch, options);
     p.func
 }
 
@@ -342,6 +371,7 @@ pub fn estimate_resources(
 ) -> Result<ResourceEstimate, CompileError> {
     check(func, options)?;
     check_target(func, arch, options)?;
+    check_schedule(func, arch, options)?;
     let gpu_func = gpu_ir(func, arch, options, &mut ());
     let available = registers::available(32 * options.num_warps);
     let mut estimate = ResourceEstimate {
@@ -386,6 +416,40 @@ fn check_target(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<
     })
 }
 
+/// The function that `schedule_loops` leaves: at stage *schedule*.
+pub fn scheduled(func: &Func, arch: GpuArch, options: &CompileOptions) -> Func {
+    struct Kept(Option<Func>);
+    impl Observer for Kept {
+        fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
+            if stage == Stage::Schedule {
+                self.0 = Some(func.clone());
+            }
+        }
+        fn llvm_ir(&mut self, _: &str) {}
+    }
+    let mut kept = Kept(None);
+    gpu_ir(func, arch, options, &mut kept);
+    kept.0.expect("internal compiler error: no pass schedules loops; please report this")
+}
+
+/// Rejects a schedule written by hand that is not one of this kernel or cannot be carried out.
+fn check_schedule(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<(), Unsupported> {
+    const HELP: &str =
+        "start from the text of `--emit schedule` for the same types, constants, options and assumptions";
+    let Some(text) = options.loops.as_deref().filter(|text| schedule::given::is_text(text)) else { return Ok(()) };
+    let mut scheduled = scheduled(func, arch, &CompileOptions { loops: None, ..options.clone() });
+    let carried_out = schedule::given::apply(&mut scheduled, text).and_then(|()| {
+        let mut p = Pipeline { func: scheduled, observer: &mut (), failure: Some(Ok(())) };
+        p.carry_out(arch, options);
+        p.failure.unwrap_or(Ok(()))
+    });
+    carried_out.map_err(|why| Unsupported {
+        loc: func.loc.clone(),
+        message: format!("the given schedule: {why}"),
+        help: Some(HELP.into()),
+    })
+}
+
 /// Compiles for an NVIDIA GPU to LLVM IR, which the simulated GPU runs.
 ///
 /// # Errors
@@ -398,6 +462,7 @@ pub fn lower_gpu(
 ) -> Result<(Manifest, String), Unsupported> {
     check(func, options)?;
     check_target(func, arch, options)?;
+    check_schedule(func, arch, options)?;
     let gpu_func = gpu_ir(func, arch, options, observer);
     let module = lower::nvptx::lower(&gpu_func, arch, options)?;
     observer.llvm_ir(&module.llvm_ir);
@@ -438,7 +503,7 @@ pub fn compile_host(
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
     check_options(func, options)?;
-    let mut p = Pipeline { func: func.clone(), observer };
+    let mut p = Pipeline { func: func.clone(), observer, failure: None };
     p.pass("split_tiles", Stage::Tile, split_tiles::run);
     p.pass("carried_offsets", Stage::Tile, |f| {
         carried_offsets::run(f);

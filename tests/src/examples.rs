@@ -13,6 +13,8 @@ mod dropout;
 mod flash_attention;
 #[path = "../../examples/21_fp8_matmul.rs"]
 mod fp8_matmul;
+#[path = "../../examples/22_fused_mlp.rs"]
+pub mod fused_mlp;
 #[path = "../../examples/02_fused_softmax.rs"]
 mod fused_softmax;
 #[path = "../../examples/08_grouped_gemm.rs"]
@@ -56,7 +58,7 @@ use tilewright::prelude::Device;
 pub type Run = fn(&Device) -> Result<(), Box<dyn std::error::Error>>;
 
 /// Every example, by the name of its file.
-pub const EXAMPLES: [(&str, Run); 21] = [
+pub const EXAMPLES: [(&str, Run); 22] = [
     ("01_vector_add", vector_add::run),
     ("02_fused_softmax", fused_softmax::run),
     ("03_matmul", matmul::run),
@@ -78,6 +80,7 @@ pub const EXAMPLES: [(&str, Run); 21] = [
     ("19_windowed_attention", |device| windowed_attention::cases(device, false).map(drop)),
     ("20_variable_length_attention", |device| variable_length_attention::cases(device, false).map(drop)),
     ("21_fp8_matmul", |device| fp8_matmul::cases(device, false).map(drop)),
+    ("22_fused_mlp", |device| fused_mlp::cases(device, false).map(drop)),
 ];
 
 /// The `main` of an example, with arguments.
@@ -90,7 +93,7 @@ macro_rules! mains {
 }
 
 /// The examples that have the form `--bench`, by the name of their counterpart in `scripts/triton_examples`.
-pub const MAINS: [(&str, Main); 10] = mains!(
+pub const MAINS: [(&str, Main); 11] = mains!(
     persistent_matmul,
     weight_only_matmul,
     paged_decoding,
@@ -100,7 +103,8 @@ pub const MAINS: [(&str, Main); 10] = mains!(
     bias_gelu_dropout,
     windowed_attention,
     variable_length_attention,
-    fp8_matmul
+    fp8_matmul,
+    fused_mlp
 );
 
 /// A kernel of an example, with the element types and constants that the example uses.
@@ -170,6 +174,10 @@ pub fn configurations() -> Vec<Variant> {
     for def in [&bias_gelu_dropout::BIAS_GELU_DROPOUT_FWD, &bias_gelu_dropout::BIAS_GELU_DROPOUT_BWD] {
         all.push(variant(def, &[DType::BF16], &[("tile", 1024)]));
     }
+    let mut mlp = variant(&fused_mlp::FUSED_MLP, &[DType::BF16], &[("d", 128), ("rows_tile", 128), ("h_tile", 64)]);
+    (mlp.options.num_warps, mlp.options.num_stages) = (8, 4);
+    mlp.options.schedule.warp_specialize = Some(true);
+    all.push(mlp);
     all
 }
 

@@ -333,9 +333,9 @@ fn notes_name_what_is_not_pipelined() {
     let expected = [
         "the load at tests/src/pointer_loads.rs:45:18 is not prefetched by the loop at tests/src/pointer_loads.rs:42:5: \
          accesses that are known to be contiguous and aligned have 2 bytes, and `cp.async` copies at least 4",
-        "warp specialization is requested but not applied: no loop loads operands of dots through block pointers or \
-         descriptors: the load at tests/src/pointer_loads.rs:81:18 goes through pointers; the load at \
-         tests/src/pointer_loads.rs:82:18 goes through pointers",
+        "warp specialization is requested but not applied: no loop has a load that a producer can issue: the load at \
+         tests/src/pointer_loads.rs:81:18 goes through pointers; the load at tests/src/pointer_loads.rs:82:18 goes through \
+         pointers",
         "the loop at tests/src/pointer_loads.rs:79:5 has 3 of the 6 pipeline stages that are requested: a stage takes \
          49152 bytes of shared memory, and a block of sm_90a has 232448",
     ];

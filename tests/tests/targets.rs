@@ -307,7 +307,7 @@ fn missing_warp_specialization_is_explained() {
     assert!(of("matmul", DType::BF16, GpuArch::Sm80, Schedule::default()).is_empty());
     for (name, arch, schedule, reason) in [
         ("matmul", GpuArch::Sm80, requested, "sm_80 has no TMA"),
-        ("softmax_rows", GpuArch::Sm90a, requested, "no loop loads operands of dots"),
+        ("softmax_rows", GpuArch::Sm90a, requested, "no loop has a load that a producer can issue"),
         ("matmul", GpuArch::Sm90a, Schedule { tma: Some(false), ..requested }, "tma is off"),
     ] {
         let notes = of(name, DType::BF16, arch, schedule);

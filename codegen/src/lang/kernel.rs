@@ -558,6 +558,22 @@ impl KernelDef {
         })
     }
 
+    /// The constants that `#[heuristic(…)]` gives, in order, except for those that `values` has and those that depend on values
+    /// that are not known.
+    pub fn heuristics(&self, values: &Lookup<'_>) -> Vec<(&'static str, ConstValue)> {
+        let mut found: Vec<(&'static str, ConstValue)> = Vec::new();
+        for param in self.params.iter().filter(|p| values(p.name).is_none()) {
+            let known = |name: &'static str| {
+                let earlier = found.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
+                earlier.or_else(|| values(name)).or_else(|| self.default_of(name))
+            };
+            if let Some(Ok(value)) = param.heuristic.map(|heuristic| heuristic(&known)) {
+                found.push((param.name, value));
+            }
+        }
+        found
+    }
+
     /// Values of all constexpr parameters, in order: the given ones, also by former names, and defaults for the others.
     ///
     /// # Errors

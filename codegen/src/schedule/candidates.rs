@@ -137,6 +137,9 @@ pub fn scheduled_loads(func: &mut Func, region: BlockId, arch: GpuArch) -> Resul
         let candidate = search
             .candidate(func, load)
             .map_err(|reason| format!("the load at {loc} cannot be prefetched: {reason}"))?;
+        if tma && arch < GpuArch::Sm90a {
+            return Err(format!("the load at {loc} cannot be prefetched by TMA: {} has no TMA", arch.name()));
+        }
         if tma && !tma_can_load(func, &search.axis, &candidate, 1) {
             return Err(format!("the load at {loc} cannot be prefetched by TMA: no tensor map describes it"));
         }

@@ -15,6 +15,7 @@
 pub mod candidates;
 pub mod dynamic;
 mod exchange;
+pub mod given;
 pub mod overlap;
 pub mod partitions;
 mod prefetch;
@@ -44,10 +45,10 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
     for id in loops {
         // The ops of a loop around others with loads stay in its iteration.
         let is_around = plan.as_ref().is_some_and(|plan| plan.is_around_loops(func, func.op(id).regions[0]));
-        let overlap = if is_around { Overlap::default() } else { overlap::choose(func, id, options) };
+        let mut overlap = if is_around { Overlap::default() } else { overlap::choose(func, id, options) };
         let loads = match &plan {
             Some(plan) => plan.loads_of(func.op(id).regions[0]),
-            None => prefetch::choose(func, id, &overlap, arch, options, &mut notes),
+            None => prefetch::choose(func, id, &mut overlap, arch, options, &mut notes),
         };
         notes.extend(overlap::note(func, id, &overlap, &loads, options));
         overlap.place(func, id, &loads);
@@ -63,9 +64,13 @@ pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<S
         plan.place_around(func);
     }
     if let Some(text) = &options.loops
-        && let Err(why) = text.parse().and_then(|given: LoopSchedules| given.apply(func, arch, options))
+        && let Err(why) = match given::is_text(text) {
+            true => given::apply(func, text),
+            false => text.parse().and_then(|given: LoopSchedules| given.apply(func, arch, options)),
+        }
     {
-        notes.push(format!("the schedule `loops={text}` is not applied: {why}"));
+        let text = if given::is_text(text) { "" } else { &format!(" `loops={text}`") };
+        notes.push(format!("the given schedule{text} is not applied: {why}"));
     }
     notes
 }

@@ -27,6 +27,8 @@ pub struct Overlap {
     behind: Vec<OpId>,
     /// Their wait is deferred.
     deferred: Vec<OpId>,
+    /// Why there are none, where they were dropped.
+    refused: Option<&'static str>,
 }
 
 /// The loads of a loop that run ahead of its main stage.
@@ -48,41 +50,55 @@ pub fn choose(func: &Func, id: OpId, options: &CompileOptions) -> Overlap {
     let region = func.op(id).regions[0];
     let behind = choose_behind(func, region, limit);
     let deferred = if behind.is_empty() { accumulating_dots(func, region) } else { Vec::new() };
-    Overlap { behind, deferred }
+    Overlap { behind, deferred, refused: None }
 }
 
-/// Why no `wgmma` of a loop overlaps with the next iteration although a hint or the options ask for it.
+/// Why no dot of a loop overlaps with the next iteration although a hint or the options ask for it.
 pub fn note(func: &Func, id: OpId, overlap: &Overlap, prefetch: &Prefetch, options: &CompileOptions) -> Option<String> {
     let region = func.op(id).regions[0];
-    let is_dot = |id: &OpId| matches!(func.op(*id).op, Op::Wgmma { .. });
-    let dots: Vec<OpId> = func.block(region).ops.iter().copied().filter(is_dot).collect();
-    let first = dots.first().filter(|_| wanted(func, id, options) == Some(true))?;
+    if wanted(func, id, options) != Some(true) {
+        return None;
+    }
+    let loc = |id: OpId| &func.op(id).loc;
+    let not = |why: String| {
+        Some(format!("the dots of the loop at {} do not overlap with the next iteration: {why}", loc(id)))
+    };
+    let ops = &func.block(region).ops;
+    let dots: Vec<OpId> = ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::Wgmma { .. })).collect();
+    let Some(first) = dots.first() else {
+        let other = *ops.iter().find(|&&id| func.op(id).op.is_dot())?;
+        return not(format!("the `{}` at {} is no `wgmma`", func.op(other).op.mnemonic(), loc(other)));
+    };
+    if let Some(reason) = overlap.refused {
+        return not(reason.to_string());
+    }
     let chosen: Vec<OpId> = [&overlap.behind[..], &overlap.deferred].concat();
     let filled = |&dot: &OpId| {
         let operands = &func.op(dot).operands[..2];
         let mut filled = operands.iter().filter_map(|&v| filled_in_loop(func, region, v));
         filled.find(|alloc| !prefetch.loads.iter().any(|c| c.alloc == Some(*alloc) && c.depth > 1))
     };
-    let loc = |id: OpId| &func.op(id).loc;
-    let why = match chosen.iter().chain(&dots).find_map(|dot| Some((*dot, filled(dot)?))) {
-        Some((dot, alloc)) => {
-            format!(
-                "the `wgmma` at {} reads the tile of the `{}` at {}, which has no ring of two or more buffers",
-                loc(dot),
-                func.op(alloc).op.mnemonic(),
-                loc(alloc)
-            )
-        }
-        None if chosen.is_empty() => format!(
+    match chosen.iter().chain(&dots).find_map(|dot| Some((*dot, filled(dot)?))) {
+        Some((dot, alloc)) => not(format!(
+            "the `wgmma` at {} reads the tile of the `{}` at {}, which has no ring of two or more buffers",
+            loc(dot),
+            func.op(alloc).op.mnemonic(),
+            loc(alloc)
+        )),
+        None if chosen.is_empty() => not(format!(
             "no `wgmma` from the one at {} on adds to a tile that only the next iteration uses, or has only arithmetic after it",
             loc(*first)
-        ),
-        None => return None,
-    };
-    Some(format!("the `wgmma` of the loop at {} do not overlap with the next iteration: {why}", loc(id)))
+        )),
+        None => None,
+    }
 }
 
 impl Overlap {
+    /// Drops all, for this reason.
+    pub fn refuse(&mut self, reason: &'static str) {
+        *self = Overlap { refused: Some(reason), ..Overlap::default() };
+    }
+
     /// Drops the `wgmma` that read a buffer which the loop fills and no ring of two or more buffers keeps. Those behind
     /// stay or go together.
     pub fn require_rings(&mut self, func: &Func, region: BlockId, has_ring: impl Fn(OpId) -> bool) {

@@ -105,7 +105,11 @@ pub fn is_requested(func: &Func, options: &CompileOptions) -> bool {
     hints.contains(&true) || options.schedule.warp_specialize == Some(true) && !hints.contains(&false)
 }
 
-const NO_LOADS: &str = "no loop loads operands of dots through block pointers or descriptors";
+const NO_LOADS: &str = "no loop has a load that a producer can issue";
+
+fn no_tma(arch: GpuArch) -> String {
+    format!("{} has no TMA", arch.name())
+}
 
 impl Plan {
     /// Chooses the loads of a producer; `None` where neither options nor hints ask for warp specialization.
@@ -116,6 +120,9 @@ impl Plan {
         if !is_requested(func, options) {
             return Ok(None);
         }
+        if arch < GpuArch::Sm90a {
+            return Err(no_tma(arch));
+        }
         let (mut loops, mut refused) = (Vec::new(), Vec::new());
         let allow_tma = options.schedule.tma != Some(false);
         for id in func.walk() {
@@ -124,8 +131,15 @@ impl Plan {
             let candidates = find_candidates(func, id);
             let mut loads = candidates.found;
             let of_dots = loads.iter().filter(|c| c.alloc.is_some() && matches!(func.op(c.load).op, Op::Load { .. }));
-            refused.extend(of_dots.map(|c| format!("the load at {} goes through pointers", func.op(c.load).loc)));
-            refused.extend(candidates.refused.iter().map(|r| format!("the load at {}: {}", r.loc, r.reason)));
+            let through_pointers =
+                of_dots.map(|c| format!("the load at {} goes through pointers", func.op(c.load).loc));
+            let others = candidates.refused.iter().map(|r| format!("the load at {}: {}", r.loc, r.reason));
+            // Loops that are copies of each other have the same loads.
+            for reason in through_pointers.chain(others) {
+                if !refused.contains(&reason) {
+                    refused.push(reason);
+                }
+            }
             loads.retain(|c| matches!(func.op(c.load).op, Op::LoadView { .. }) && !c.indirect);
             if loads.is_empty() {
                 continue;
@@ -221,7 +235,7 @@ impl Plan {
         blocks: Vec<(BlockId, Vec<Candidate>)>,
     ) -> Result<Plan, String> {
         if arch < GpuArch::Sm90a {
-            return Err(format!("{} has no TMA", arch.name()));
+            return Err(no_tma(arch));
         }
         let (warps, max_registers) = (options.num_warps, options.max_registers);
         if !CONSUMER_WARPS.contains(&warps) {

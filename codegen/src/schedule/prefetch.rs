@@ -9,11 +9,12 @@ use crate::ir::{Func, Op, OpId, Partition, Type};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
 
-/// The loads to prefetch; none if fewer than two stages are asked for or fit.
+/// The loads to prefetch; none if fewer than two stages are asked for or fit. Drops the overlap if its buffers leave room
+/// for fewer than two stages.
 pub fn choose(
     func: &mut Func,
     id: OpId,
-    overlap: &Overlap,
+    overlap: &mut Overlap,
     arch: GpuArch,
     options: &CompileOptions,
     notes: &mut Vec<String>,
@@ -40,7 +41,12 @@ pub fn choose(
         let axis = AxisAnalysis::new(func);
         loads.iter_mut().for_each(|c| c.tma = tma_can_load(func, &axis, c, 1));
     }
-    let stages = stages_that_fit(func, id, &loads, wanted, arch);
+    let mut stages = stages_that_fit(func, id, &loads, wanted, arch);
+    if stages < 2 && wanted >= 2 && loads.iter().any(|c| c.depth > 0) {
+        loads.iter_mut().for_each(|c| c.depth = 0);
+        stages = stages_that_fit(func, id, &loads, wanted, arch);
+        overlap.refuse("one more buffer for each of their operands leaves shared memory for fewer than two stages");
+    }
     if stages < wanted {
         let bytes: usize = loads.iter().map(|c| func.shared_bytes(&c.buffer)).sum();
         notes.push(format!(

@@ -1,7 +1,7 @@
 //! Queries about the stages of a scheduled loop: which ops run behind its main stage, one iteration later.
 
 use crate::ir::nested::{replace_in, uses};
-use crate::ir::{BlockId, Builder, Def, Func, Op, OpId, Placement, Value};
+use crate::ir::{BlockId, Builder, Def, Func, Op, OpId, Partition, Placement, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Positions among the ops that a loop runs together, where some run behind the main stage.
@@ -46,9 +46,11 @@ pub fn deferred_dots(func: &Func, region: BlockId) -> Vec<OpId> {
 
 /// Whether the wait for a `wgmma` runs one stage after it.
 pub fn is_wait_deferred(func: &Func, dot: OpId) -> bool {
-    let Some(place) = func.op(dot).place else { return false };
+    let Some(stage) = func.op(dot).place.map(|place| place.stage).or(main_stage(func, func.parent_block(dot))) else {
+        return false;
+    };
     let waits = func.uses(func.result(dot)).iter().filter(|u| matches!(func.op(u.op).op, Op::WgmmaWait { .. }));
-    waits.filter_map(|u| func.op(u.op).place).any(|wait| wait.stage > place.stage)
+    waits.filter_map(|u| func.op(u.op).place).any(|wait| wait.stage > stage)
 }
 
 /// Puts the wait for a `wgmma` into the stage of the `wgmma` again where it cannot be deferred: where the `wgmma` reads a
@@ -82,8 +84,11 @@ pub fn orders(func: &Func, region: BlockId) -> Vec<(OpId, u32)> {
     let (_, ops) =
         func.block(region).ops.split_last().expect("internal compiler error: an empty loop; please report this");
     let order = |&op: &OpId| {
-        let order = func.op(op).place.map(|place| place.order);
-        let stays = |order: &u32| *order != order::LAST && !is_behind(func, main_stage, op);
+        let place = func.op(op).place;
+        let order = place.map(|place| place.order);
+        let is_main =
+            place.is_some_and(|place| place.partition == Partition::Consumer) && !is_behind(func, main_stage, op);
+        let stays = |order: &u32| *order != order::LAST && is_main;
         main = order.filter(stays).unwrap_or(main);
         (op, order.unwrap_or(main))
     };
@@ -132,11 +137,12 @@ pub fn accumulator_of(func: &Func, region: BlockId, dot: OpId) -> Option<(OpId, 
 /// use it, copies it. Returns whether only ops behind use it.
 pub fn place_view(func: &mut Func, region: BlockId, main: Option<u32>, id: OpId) -> bool {
     let Some(stage) = main else { return false };
-    let behind = Placement { stage: stage + 1, order: order::BEHIND, ..Placement::default() };
     let result = func.result(id);
     let users: Vec<OpId> =
         func.block(region).ops.iter().copied().filter(|&op| uses(func, op).contains(&result)).collect();
     let (late, other): (Vec<OpId>, Vec<OpId>) = users.into_iter().partition(|&op| is_behind(func, main, op));
+    let first = late.iter().filter_map(|&op| func.op(op).place).map(|place| place.order).min();
+    let behind = Placement { stage: stage + 1, order: first.unwrap_or(order::BEHIND), ..Placement::default() };
     if !late.is_empty() && other.is_empty() {
         func.set_place(id, Some(behind));
         return true;

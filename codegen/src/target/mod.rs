@@ -152,8 +152,9 @@ pub struct CompileOptions {
     pub fp_fusion: bool,
     /// Maximum registers per thread for ptxas; `None` derives it from the block size.
     pub max_registers: Option<u32>,
-    /// Schedules of loops that a solver found, as text
-    /// ([`LoopSchedules`](crate::schedule::problem::LoopSchedules)); the compiler chooses those of other loops.
+    /// Schedules of loops: those that a solver found, as text
+    /// ([`LoopSchedules`](crate::schedule::problem::LoopSchedules)), where the compiler chooses those of other loops; or the
+    /// text of the function at stage *schedule* ([`given`](crate::schedule::given)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loops: Option<String>,
     /// Scheduling options of loops with dots.

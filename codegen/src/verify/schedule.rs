@@ -30,7 +30,12 @@ pub fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)> {
         };
         let check = match main {
             _ if stage < Stage::Schedule => fail(format!("a placement is not legal at stage {stage:?}")),
-            Some(main) => Body { func, region, main, orders: &orders }.op(id, place),
+            Some(main) => {
+                let body = Body { func, region, main, orders: &orders };
+                // Later, the loads are gone, and what their addresses depend on may be left.
+                let ahead = if stage == Stage::Schedule { body.ahead(id, place) } else { Ok(()) };
+                ahead.and_then(|()| body.op(id, place))
+            }
             None if is_loaded_once(func, id, place) => Ok(()),
             None if in_loop => fail("the `yield` of the loop has no placement: it gives the main stage".into()),
             None => fail(
@@ -91,6 +96,11 @@ impl Body<'_> {
             return fail(format!("the {what} is {n}: at most {MOST} is supported"));
         }
         let is_load = matches!(data.op, Op::Load { .. } | Op::LoadView { .. });
+        /// No loop has as many ops.
+        const LAST: u32 = 1 << 20;
+        if place.order > LAST {
+            return fail(format!("the order is {}: at most {LAST} is supported", place.order));
+        }
         if place.stage > self.main + 1 {
             return fail(format!(
                 "stage {} is more than one behind the main stage {} of its loop",
@@ -114,6 +124,28 @@ impl Body<'_> {
             return fail("only a `load_view` with a `depth` can be loaded by TMA".into());
         }
         Ok(())
+    }
+
+    /// Only a load into a ring, its buffer, and what its address depends on run before the main stage.
+    fn ahead(&self, id: OpId, place: Placement) -> Check {
+        let func = self.func;
+        let in_ring =
+            |id: OpId| func.op(id).op != Op::LocalAlloc && func.op(id).place.is_some_and(|at| at.depth.is_some());
+        let is_buffer = func.op(id).op == Op::LocalAlloc
+            && func.op(id).operands.iter().any(|&v| func.def_op(v).is_some_and(in_ring));
+        if place.stage >= self.main || in_ring(id) || is_buffer {
+            return Ok(());
+        }
+        let loads = func.block(self.region).ops.iter().copied().filter(|&load| in_ring(load));
+        let addresses = loads.flat_map(|load| func.op(load).operands.iter().copied().take(2));
+        match ahead_ops(func, self.region, addresses).contains(&id) {
+            true => Ok(()),
+            false => fail(format!(
+                "it runs in stage {}, and only loads with a ring (`depth`), their buffers, and what their addresses depend on \
+                 run before the main stage {}",
+                place.stage, self.main
+            )),
+        }
     }
 
     /// A load into a ring: its address is known ahead, and its ring keeps a tile until the last read.
@@ -210,6 +242,15 @@ impl Body<'_> {
                     let (on, own) = (self.time(op), self.time(id));
                     if on > own && (on.0 == own.0 || !self.runs_anywhere(op)) {
                         return self.too_early(id, op, "");
+                    }
+                    let is_deferred = matches!(self.func.op(id).op, Op::WgmmaWait { .. }) && own.0 > on.0;
+                    if is_deferred && own.1 < on.1 {
+                        return fail(format!(
+                            "it waits one stage later for {}, and should have order {} or a later one, found {}",
+                            self.describe(op),
+                            on.1,
+                            own.1
+                        ));
                     }
                 }
                 Def::Param(block, index) if block == self.region && index > 0 => {
