@@ -66,7 +66,7 @@ tuned=$(grep '^tuned' <<<"$output")
 
 # Compilation starts from the configuration that was measured.
 output=$(cargo run --quiet -p with-llvm --bin kernels -- compile scale --target host --dtype f32 --size n=5000 -o "$scratch/scale" 2>&1)
-expect "$output" "scale.o" "manifest.json" "those of the configuration ${tuned#tuned: }"
+expect "$output" "scale.o" "manifest.json" "those of the configuration that was measured here: ${tuned#tuned: }"
 output=$(cargo run --quiet -p with-llvm --bin kernels -- bench double --device cpu --shape x=1000 --shape y=1000 \
     --grid n_x/tile --arg n=1000 --set tile=64 --against tile=512 --warmup-ms 1 --rep-ms 5)
 expect "$output" "tile=64" "tile=512" "GB/s"

@@ -267,7 +267,7 @@ fn tables_with_former_names_hold_the_same_choices() {
     let scheduled = "warp_specialize=true";
     let present = tilewright::kernels::tuned::TABLES[0].replace(scheduled, &format!("{scheduled},pingpong=true"));
     let mut former = present.clone();
-    for (present, old) in [("sub_wave=", "few="), ("x_evict_first=", "first_out="), ("pingpong=", "take_turns=")] {
+    for (present, old) in [("x_evict_first=", "first_out="), ("pingpong=", "take_turns=")] {
         assert!(former.contains(present), "{present}");
         former = former.replace(present, old);
     }

@@ -2,7 +2,7 @@
 
 use super::host::{Lists, pascal_case};
 use super::kernel::{const_default, def_name};
-use super::values::{Grid, typed_key};
+use super::values::{Grid, erased_key, typed_key};
 use super::{body::hygienic, private};
 use crate::parse::autotune::{self as parse, Autotune, Config, Key, KeyValue, SCHEDULE_OPTIONS};
 use crate::parse::kernel::{self as signature, Origin, ParamKind, Signature};
@@ -38,6 +38,13 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
     let (vis, def) = (&f.vis, def_name(f));
     let tuned = autotune.tuned.iter().map(Ident::to_string);
     let key: Vec<String> = autotune.key.iter().map(|key| key.name.to_string()).collect();
+    let values = autotune.key.iter().map(|key| match &key.value {
+        KeyValue::Expr(expr) => {
+            let function = erased_key(expr, signature);
+            quote!(::core::option::Option::Some(#function))
+        }
+        KeyValue::Size | KeyValue::Bool | KeyValue::Constant => quote!(::core::option::Option::None),
+    });
     let option = |value: Option<u32>| match value {
         Some(n) => quote!(::core::option::Option::Some(#n)),
         None => quote!(::core::option::Option::None),
@@ -89,7 +96,7 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
         #vis static #name: #private::autotune::Autotune = #private::autotune::Autotune {
             def: &#def,
             #lists
-            key: &[#(#key),*],
+            key: &[#(#private::autotune::KeyDef { name: #key, value: #values }),*],
             keep: #keep,
             default: #default,
             tables: #tables,

@@ -1,10 +1,12 @@
-//! Host expressions over a kernel's arguments: the grid in `#[kernel(grid = …)]`, and `#[heuristic(…)]`.
+//! Host expressions over a kernel's arguments: the grid in `#[kernel(grid = …)]`, `#[heuristic(…)]`, and expressions of a
+//! tuning key.
 //!
 //! In them, an extent of a tensor is a `usize`, and a scalar or constant has its declared type. Each expression is
 //! expanded twice: for the typed arguments of the struct, and for values that are known by name only, on a command line.
 
 use super::private;
-use crate::parse::kernel::{Generic, Origin, Param, ParamKind, Signature};
+use crate::parse::autotune::dtypes_by_index;
+use crate::parse::kernel::{Origin, Param, ParamKind, Signature};
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use std::collections::HashSet;
@@ -41,7 +43,7 @@ impl Grid {
         let private = private();
         let expr = &self.0;
         let value = quote_spanned!(expr.span()=> #private::Grid::from(#expr).to_array());
-        Values::of(expr, &signature.params).erased(&quote!([i64; 3]), &value)
+        Values::of(expr, &signature.params).erased(&quote!(), &quote!([i64; 3]), &value)
     }
 
     /// The grid, where the parameters are variables or fields.
@@ -49,7 +51,7 @@ impl Grid {
         let private = private();
         let expr = &self.0;
         let value = quote_spanned!(expr.span()=> #private::Grid::from(#expr));
-        Values::of(expr, &signature.params).typed(&quote!(#private::Grid), &value)
+        Values::of(expr, &signature.params).typed([quote!(), quote!()], &quote!(#private::Grid), &value)
     }
 }
 
@@ -59,20 +61,49 @@ pub fn erased_heuristic(constant: &Param, expr: &Expr, signature: &Signature) ->
     let lang = quote!(#private::lang);
     let ty = &constant.ty;
     let value = quote_spanned!(expr.span()=> { let value: #ty = #expr; #lang::kernel::Constexpr::to_const(value) });
-    Values::of_heuristic(constant, expr, signature).erased(&quote!(#lang::kernel::ConstValue), &value)
+    Values::of_heuristic(constant, expr, signature).erased(&quote!(), &quote!(#lang::kernel::ConstValue), &value)
 }
 
 /// The value of a heuristic constant, where the parameters are variables or fields.
 pub fn typed_heuristic(constant: &Param, expr: &Expr, signature: &Signature) -> TokenStream {
-    Values::of_heuristic(constant, expr, signature).typed(&constant.ty.to_token_stream(), &expr.to_token_stream())
+    let values = Values::of_heuristic(constant, expr, signature);
+    values.typed([quote!(), quote!()], &constant.ty.to_token_stream(), &expr.to_token_stream())
 }
 
-/// The value of an expression of a tuning key, where the parameters are variables or fields. It may name the type
-/// parameters.
+/// The function that computes an expression of a tuning key from the element types and from values by name.
+pub fn erased_key(expr: &Expr, signature: &Signature) -> TokenStream {
+    let key = KeyExpr::of(expr, signature);
+    Values::of(expr, &signature.params).erased(&key.parameter, &key.result, &key.value)
+}
+
+/// The value of an expression of a tuning key, where the parameters are variables or fields.
 pub fn typed_key(expr: &Expr, signature: &Signature) -> TokenStream {
-    let private = private();
-    let value = quote_spanned!(expr.span()=> #private::autotune::KeyValue::from(#expr));
-    Values::of(expr, &signature.params).call(&quote!(#private::autotune::KeyValue), &value, &signature.generics)
+    let key = KeyExpr::of(expr, signature);
+    Values::of(expr, &signature.params).typed([key.parameter, key.argument], &key.result, &key.value)
+}
+
+/// The tokens of an expression of a tuning key, in which `dtypes[n]` stands for `T::dtype()` of the type parameter n.
+struct KeyExpr {
+    parameter: TokenStream,
+    argument: TokenStream,
+    result: TokenStream,
+    value: TokenStream,
+}
+
+impl KeyExpr {
+    fn of(expr: &Expr, signature: &Signature) -> KeyExpr {
+        let private = private();
+        let lang = quote!(#private::lang);
+        let dtypes = super::body::hygienic("dtypes");
+        let expr = dtypes_by_index(expr, &signature.generics, &dtypes);
+        let names = signature.generics.iter().map(|generic| &generic.name);
+        KeyExpr {
+            parameter: quote!(#dtypes: &[#lang::kernel::DType],),
+            argument: quote!(&[#(<#names as #lang::Dtype>::dtype()),*],),
+            result: quote!(#private::autotune::KeyValue),
+            value: quote_spanned!(expr.span()=> #private::autotune::KeyValue::from(#expr)),
+        }
+    }
 }
 
 /// The parameters that an expression uses.
@@ -105,15 +136,18 @@ impl<'s> Values<'s> {
         self.0.iter().map(|p| &p.name).collect()
     }
 
-    /// A function of a `Lookup`.
-    fn erased(&self, result: &TokenStream, value: &TokenStream) -> TokenStream {
+    /// A function of a `Lookup`, below other parameters.
+    fn erased(&self, parameter: &TokenStream, result: &TokenStream, value: &TokenStream) -> TokenStream {
         let private = private();
         let lang = quote!(#private::lang);
         let (names, types) = (self.names(), self.types());
         let texts = names.iter().map(|name| name.to_string());
         quote!({
-            #[allow(unused_imports, clippy::all)]
-            fn evaluate(values: &#lang::kernel::Lookup<'_>) -> ::core::result::Result<#result, &'static str> {
+            #[allow(unused_imports, unused_variables, clippy::all)]
+            fn evaluate(
+                #parameter
+                values: &#lang::kernel::Lookup<'_>,
+            ) -> ::core::result::Result<#result, &'static str> {
                 use #private::kernel::cdiv;
                 #(let #names: #types = #lang::kernel::lookup(values, #texts)?;)*
                 ::core::result::Result::Ok(#value)
@@ -122,18 +156,10 @@ impl<'s> Values<'s> {
         })
     }
 
-    /// A call with the variables and fields of a method of the argument struct.
-    fn typed(&self, result: &TokenStream, value: &TokenStream) -> TokenStream {
-        self.call(result, value, &[])
-    }
-
-    /// As [`Values::typed`], of a function with type parameters.
-    fn call(&self, result: &TokenStream, value: &TokenStream, generics: &[Generic]) -> TokenStream {
+    /// A call with the variables and fields of a method of the argument struct, below another parameter and argument.
+    fn typed(&self, [parameter, argument]: [TokenStream; 2], result: &TokenStream, value: &TokenStream) -> TokenStream {
         let private = private();
         let (names, types) = (self.names(), self.types());
-        let params =
-            generics.iter().map(|Generic { name, bound }| quote!(#name: #private::lang::#bound + #private::Element));
-        let type_names = generics.iter().map(|generic| &generic.name);
         let arguments = self.0.iter().map(|p| {
             let (name, field) = (&p.name, p.field());
             match (&p.kind, &p.origin) {
@@ -142,12 +168,12 @@ impl<'s> Values<'s> {
             }
         });
         quote!({
-            #[allow(unused_imports, clippy::all)]
-            fn evaluate<#(#params),*>(#(#names: #types),*) -> #result {
+            #[allow(unused_imports, unused_variables, clippy::all)]
+            fn evaluate(#parameter #(#names: #types),*) -> #result {
                 use #private::kernel::cdiv;
                 #value
             }
-            evaluate::<#(#type_names),*>(#(#arguments),*)
+            evaluate(#argument #(#arguments),*)
         })
     }
 }

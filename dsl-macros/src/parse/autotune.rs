@@ -1,13 +1,15 @@
 //! Parses the arguments of `#[autotune]`.
 
 use super::calls::named_argument;
-use super::kernel::{self, Default, Elem, Origin, Param, ParamKind, Signature};
+use super::kernel::{self, Default, Elem, Generic, Origin, Param, ParamKind, Signature};
 use super::schedule_names;
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Span, TokenStream, TokenTree};
+use quote::ToTokens;
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Error, Expr, ExprArray, ExprCall, ExprPath, Ident, MetaNameValue, Token};
+use syn::visit_mut::{VisitMut, visit_expr_mut};
+use syn::{Error, Expr, ExprArray, ExprCall, ExprPath, Ident, MetaNameValue, Token, parse_quote};
 
 /// The arguments of `#[autotune]`, checked against the kernel's signature.
 pub struct Autotune {
@@ -370,6 +372,46 @@ fn read_bool(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Opti
     }
 }
 
+/// An expression of a key with `dtypes[n]` in place of `T::dtype()` of the type parameter n.
+pub fn dtypes_by_index(expr: &Expr, generics: &[Generic], dtypes: &Ident) -> Expr {
+    struct ByIndex<'s>(&'s [Generic], &'s Ident);
+    impl VisitMut for ByIndex<'_> {
+        fn visit_expr_mut(&mut self, expr: &mut Expr) {
+            let ByIndex(generics, dtypes) = *self;
+            if let Expr::Call(call) = expr
+                && call.args.is_empty()
+                && let Expr::Path(function) = &*call.func
+                && let [ty, method] = &function.path.segments.iter().collect::<Vec<_>>()[..]
+                && method.ident == "dtype"
+                && let Some(n) = generics.iter().position(|generic| generic.name == ty.ident)
+            {
+                *expr = parse_quote!(#dtypes[#n]);
+            }
+            visit_expr_mut(self, expr);
+        }
+    }
+    let mut expr = expr.clone();
+    ByIndex(generics, dtypes).visit_expr_mut(&mut expr);
+    expr
+}
+
+/// The error for an expression of a key that uses a type parameter otherwise than as `T::dtype()`.
+fn other_use_of_type(expr: &Expr, generics: &[Generic]) -> Option<Error> {
+    let rest = dtypes_by_index(expr, generics, &Ident::new("dtypes", Span::call_site()));
+    let name = &generics.iter().find(|generic| mentions(rest.to_token_stream(), &generic.name))?.name;
+    let message = format!("a key is computed from element types known at run time: write `{name}::dtype()`");
+    Some(Error::new(expr.span(), message))
+}
+
+/// Whether tokens have the identifier.
+fn mentions(tokens: TokenStream, name: &Ident) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(ident) => ident == *name,
+        TokenTree::Group(group) => mentions(group.stream(), name),
+        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
+    })
+}
+
 fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Vec<Error>) -> Vec<Key> {
     let mut key: Vec<Key> = Vec::new();
     for expr in elements(list, "`key`", errors) {
@@ -390,7 +432,10 @@ fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Ve
         let found = signature.params.iter().find(|p| p.name == *name);
         if let Some(value) = value {
             match found {
-                None => key.push(Key { name: name.clone(), value: KeyValue::Expr(value.clone()) }),
+                None => {
+                    errors.extend(other_use_of_type(value, &signature.generics));
+                    key.push(Key { name: name.clone(), value: KeyValue::Expr(value.clone()) });
+                }
                 Some(_) => errors.push(Error::new(
                     name.span(),
                     format!("`{name}` is a parameter: an expression of the key has a name of its own"),

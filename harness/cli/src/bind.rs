@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 
 use crate::choose::suggest;
 use crate::{CliError, Result};
@@ -125,6 +125,12 @@ impl Extents {
         extent
             .map(|extent| i64::try_from(extent).map_err(|_| format!("its extent is {extent}, which is too large")))
             .transpose()
+    }
+
+    /// The value of a constant, argument or extent: one of `known`, else what the name denotes.
+    pub fn value(&self, known: &[(&'static str, ConstValue)], name: &str) -> Option<ConstValue> {
+        let given = known.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
+        given.or_else(|| self.of_name(name).ok().flatten().map(ConstValue::Int))
     }
 
     /// Returns the extent of a tensor's dimension `row`, or of its only dimension.

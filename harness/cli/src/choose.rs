@@ -2,9 +2,13 @@
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
-use tilewright_runtime::autotune::{Autotune, Config};
+use tilewright_runtime::autotune::{Autotune, Config, Source};
+use tilewright_runtime::terminal;
 
 use crate::{CliError, Result};
+
+/// The name of the argument or constant with the number of programs of a persistent kernel.
+pub const PROGRAMS: &str = "programs";
 
 /// Returns `introduction` and all names, after `did you mean …` if one of the names is similar to `wrong`.
 pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
@@ -155,6 +159,22 @@ pub fn without(config: &Config, given: &[(&str, ConstValue)]) -> Config {
     let mut config = config.clone();
     config.constants.retain(|(name, _)| !given.iter().any(|(known, _)| known == name));
     config
+}
+
+/// The origin of a configuration in words.
+pub fn origin(source: Source) -> &'static str {
+    match source {
+        Source::Embedded => "the embedded code",
+        Source::Measured => "the configuration that was measured here",
+        Source::Shipped => "the configuration that ships",
+        Source::Nearest => "the configuration for the nearest sizes",
+        Source::Default => "the default configuration",
+    }
+}
+
+/// Says on standard error which constants a configuration gives, and its origin in words.
+pub fn note_configuration(origin: &str, used: &Config) {
+    terminal::print_stderr(format_args!("note: constants that are not given are those of {origin}: {used}"));
 }
 
 /// Checks that every constant without a default has a value.
@@ -356,7 +376,7 @@ mod tests {
         }
         let def = kernels.find("flash_attention_fwd").unwrap();
         let set = |text: &str| constants(def, &[text.to_string()]);
-        assert_eq!(set("part_rows=512,few=true").unwrap(), set("split_rows=512,sub_wave=true").unwrap());
+        assert_eq!(set("part_rows=512").unwrap(), set("split_rows=512").unwrap());
         assert!(matches!(set("part_rows=512,split_rows=512"), Err(CliError::Usage(..))));
     }
 

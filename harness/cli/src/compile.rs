@@ -10,6 +10,7 @@ use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
 use tilewright_codegen::pipeline::{self, MAX_REGISTERS, NUM_CTAS, Observer};
+use tilewright_codegen::schedule::given;
 use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright_codegen::text;
@@ -17,7 +18,7 @@ use tilewright_runtime::autotune::{Autotune, Config};
 use tilewright_runtime::env::Env;
 use tilewright_runtime::kernel::compile_error;
 use tilewright_runtime::precompiled::{self, Document};
-use tilewright_runtime::{dump, terminal};
+use tilewright_runtime::{Device, dump, terminal};
 
 use crate::{CliError, Kernels, Result, bind, choose, value_parsers};
 
@@ -73,9 +74,10 @@ pub struct Options {
     /// Maximum number of registers per thread (GPU)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
     max_registers: Option<u32>,
-    /// Schedules of loops, as `tilewright solve` prints them, in place of those that the compiler chooses (GPU). Default:
-    /// those of the configuration (`compile`, `explain`)
-    #[arg(long, value_name = "SCHEDULES", value_parser = loop_schedules)]
+    /// Schedules of loops in place of those that the compiler chooses (GPU): as `tilewright solve` prints them, or
+    /// @FILE, the text of `--emit schedule` with other placements. Default: those of the configuration (`compile`,
+    /// `explain`)
+    #[arg(long, value_name = "SCHEDULES|@FILE", value_parser = loop_schedules)]
     loops: Option<String>,
     /// Compile without `device_assert`s
     #[arg(long)]
@@ -200,9 +202,19 @@ fn ptx_version(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Checks the form of `--loops`.
+/// Reads `--loops`: schedules of a solver, or a file with the text of a scheduled kernel.
 fn loop_schedules(text: &str) -> std::result::Result<String, String> {
-    text.parse::<LoopSchedules>().map(|schedules| schedules.to_string())
+    let Some(file) = text.strip_prefix('@') else {
+        return text.parse::<LoopSchedules>().map(|schedules| schedules.to_string());
+    };
+    if file.is_empty() {
+        return Err("expected the name of a file after @".into());
+    }
+    let text = crate::files::read_to_string(Path::new(file)).map_err(|error| format!("cannot read {file}: {error}"))?;
+    match given::is_text(&text) {
+        true => Ok(text),
+        false => Err(format!("{file} has no kernel: expected a file that `--emit schedule` writes, with your changes")),
+    }
 }
 
 impl Options {
@@ -217,6 +229,11 @@ impl Options {
             no_asserts: self.no_asserts,
             schedule: target::Schedule::from(self.schedule).or(base.schedule).into(),
         }
+    }
+
+    /// Whether an option of the schedule of loops is given.
+    fn has_schedule(&self) -> bool {
+        self.loops.is_some() || target::Schedule::from(self.schedule) != target::Schedule::default()
     }
 
     /// Checks the options and converts them to the compiler's.
@@ -297,8 +314,14 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
     let emit = chosen_outputs(&arguments.emit, &target)?;
     let dtypes = choose::dtypes(def, &arguments.dtype)?;
     let mut constants = choose::constants(def, &arguments.set)?;
-    let config = configuration(arguments, kernels.autotune(def), &target, &dtypes, &mut constants)?;
+    let config = configuration(arguments, def, kernels.autotune(def), &target, &dtypes, &mut constants)?;
+    let known = constants.clone();
+    let constant = |name: &str| known.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
+    constants.extend(def.heuristics(&constant));
     choose::check_complete(def, &constants)?;
+    if matches!(target, Target::Host(_)) && arguments.options.has_schedule() {
+        terminal::print_stderr(format_args!("note: code for the CPU has no schedule: its options have no effect"));
+    }
     let options = arguments.options.over(config.map(|config| config.options()).unwrap_or_default());
     let request = Request {
         def,
@@ -314,16 +337,18 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
 /// The configuration, if one of its constants is not given and has no default; it sets the constants that are not given.
 fn configuration(
     arguments: &Arguments,
+    def: &KernelDef,
     autotune: Option<&'static Autotune>,
     target: &Target,
     dtypes: &[DType],
     constants: &mut Vec<(&'static str, ConstValue)>,
 ) -> Result<Option<Config>> {
     let sizes = choose::assignments(&arguments.size, "--size")?;
-    let keys = autotune.map_or(&[][..], |autotune| autotune.key);
+    let keys = autotune.map_or(Vec::new(), |autotune| autotune.sizes(dtypes));
     let mut known = Vec::new();
     for (name, text) in sizes {
         let size = text.parse::<i64>().ok().filter(|size| *size > 0);
+        let name = def.param_name(name);
         match (keys.contains(&name), size) {
             (true, Some(size)) => known.push((name, size)),
             (true, None) => {
@@ -331,7 +356,7 @@ fn configuration(
             }
             (false, _) => {
                 let message = format!("--size {name} is unused: no configuration depends on it");
-                return Err(CliError::usage(message, choose::suggest(name, keys, "configurations depend on")));
+                return Err(CliError::usage(message, choose::suggest(name, &keys, "configurations depend on")));
             }
         }
     }
@@ -339,11 +364,16 @@ fn configuration(
     if !choose::needs_configuration(autotune, constants) {
         return Ok(None);
     }
-    let constant = |name: &str| constants.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
+    // Launches on the CPU have as many as it has threads.
+    let programs = matches!(target, Target::Host(_)).then(|| Device::cpu().info().compute_units.into());
+    let constant = |name: &str| {
+        let given = constants.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
+        given.or_else(|| programs.filter(|_| name == choose::PROGRAMS).map(ConstValue::Int))
+    };
     let size = |name: &str| known.iter().find(|(given, _)| *given == name).map(|(_, size)| *size);
-    let config = autotune.configuration_for(target, dtypes, &constant, &size)?;
+    let (config, source) = autotune.configuration_for(target, dtypes, &constant, &size)?;
     let used = choose::without(&config, constants);
-    terminal::print_stderr(format_args!("note: constants that are not given are those of the configuration {used}"));
+    choose::note_configuration(choose::origin(source), &used);
     constants.extend(used.constants);
     Ok(Some(config))
 }

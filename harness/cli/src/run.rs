@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use clap::Args;
 use tilewright_codegen::analysis::memory_effects;
 use tilewright_codegen::ir::{DType, Func, Value};
-use tilewright_codegen::lang::kernel::{ConstValue, ElemDef, Evaluate, KernelDef, ParamDef, ParamKind, Specialization};
+use tilewright_codegen::lang::kernel::{
+    ConstValue, ElemDef, Evaluate, KernelDef, Lookup, ParamDef, ParamKind, Specialization,
+};
 use tilewright_codegen::num;
 use tilewright_codegen::passes::dce;
 use tilewright_runtime::kernel::{KernelArg, launch_erased, render_with_source};
@@ -44,7 +46,7 @@ pub struct Arguments {
 }
 
 /// A launch of a kernel, except for its tensors.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct Launch {
     /// Name of the kernel, as `list` prints it
     pub kernel: String,
@@ -56,7 +58,8 @@ pub struct Launch {
     /// or one that ships, else of the kernel's default
     #[arg(long, value_name = "NAME=VALUE,…")]
     pub set: Vec<String>,
-    /// Scalar arguments that cannot be derived from tensors: `scale=0.125`
+    /// Scalar arguments that cannot be derived from tensors: `scale=0.125`. Default of `programs`, with constants of a
+    /// configuration: as many as the device has SMs or threads
     #[arg(long, value_name = "NAME=VALUE,…")]
     pub arg: Vec<String>,
     /// Element types of type parameters without a tensor: `bf16`, or `T=bf16`. Default: that of the tensors
@@ -126,6 +129,10 @@ pub struct Job {
     /// Shape and element type of all memory parameters.
     pub memory: BTreeMap<&'static str, (Vec<usize>, DType)>,
     scalars: BTreeMap<&'static str, LaunchArg>,
+    /// The constants, and the arguments that are given.
+    known: Vec<(&'static str, ConstValue)>,
+    /// The extents of the tensors, and the numbers that are given.
+    extents: Extents,
     grid: [i64; 3],
 }
 
@@ -183,6 +190,10 @@ impl Job {
                 extents.add_number(name, extent);
             }
         }
+        let is_given = |param: &&ParamDef| words.contains_key(param.name);
+        let arg: Vec<_> =
+            def.params.iter().filter(is_given).map(|p| (p.name, ConstValue::from_text(words[p.name]))).collect();
+        constants.extend(def.heuristics(&|name| extents.value(&[&constants[..], &arg].concat(), name)));
         // A dimension of a missing tensor gives the constants of its name.
         let is_dim = |name: &str| strides.values().any(|strides| strides.dims.contains(&Some(name)));
         let missing = choose::missing_constants(def, &constants);
@@ -215,17 +226,22 @@ impl Job {
         let shapes = memory.iter().filter(|(name, _)| touched(name)).map(|(&name, (shape, _))| (name, &shape[..]));
         bind::check_extents(def, &shapes.collect())?;
         let scalars = scalars(def, &dtypes, &words, &strides, &extents, &func)?;
+        constants.extend(def.heuristics(&|name| extents.value(&[&constants[..], &arg].concat(), name)));
+        let known = [&constants[..], &arg].concat();
+        // Arguments that follow from tensors, or that the kernel does not use.
+        let mut numbers = extents.clone();
         for (name, value) in &scalars {
             match value {
-                LaunchArg::I32(n) => extents.add_number(name, i64::from(*n)),
-                LaunchArg::I64(n) => extents.add_number(name, *n),
+                LaunchArg::I32(n) => numbers.add_number(name, i64::from(*n)),
+                LaunchArg::I64(n) => numbers.add_number(name, *n),
                 _ => {}
             }
         }
         let (grid, grid_text) = match (&arguments.grid, def.grid) {
-            (Some(text), _) => (grid(text, &extents)?, format!("--grid {text}")),
+            (Some(text), _) => (grid(text, &numbers)?, format!("--grid {text}")),
             (None, Some(of_kernel)) => {
-                (own_grid(def, of_kernel, &constants, &words, &extents)?, "the kernel's grid".into())
+                let value = |name: &'static str| numbers.value(&known, name).or_else(|| def.default_of(name));
+                (own_grid(def, of_kernel, &value)?, "the kernel's grid".into())
             }
             (None, None) => {
                 let message = format!("kernel `{}` does not give its grid, and --grid is missing", def.name);
@@ -233,7 +249,7 @@ impl Job {
             }
         };
         let unused = unused.into_iter().filter(|name| given.contains_key(name)).collect();
-        let job = Job { def, dtypes, constants, given, unused, memory, scalars, grid };
+        let job = Job { def, dtypes, constants, given, unused, memory, scalars, known, extents, grid };
         job.check_shapes(&func)?;
         job.check_outputs(&grid_text)?;
         Ok(job)
@@ -325,15 +341,14 @@ impl Job {
         self.grid
     }
 
-    /// The value of an integer argument; `None` for others.
-    pub fn integer(&self, name: &str) -> Option<i64> {
-        match *self.scalars.get(name)? {
-            LaunchArg::I8(n) => Some(n.into()),
-            LaunchArg::I16(n) => Some(n.into()),
-            LaunchArg::I32(n) => Some(n.into()),
-            LaunchArg::I64(n) => Some(n),
-            LaunchArg::Ptr { .. } | LaunchArg::F32(_) | LaunchArg::F64(_) => None,
-        }
+    /// Whether the command line or a tensor gives a constant or an argument.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.known.iter().any(|(known, _)| *known == name) || self.def.dims.contains(&name)
+    }
+
+    /// The value of a constant, an argument or an extent; `None` if it is not known.
+    pub fn value(&self, name: &str) -> Option<ConstValue> {
+        self.extents.value(&self.known, name)
     }
 
     /// Launches the kernel. On a GPU the launch is asynchronous.
@@ -391,10 +406,12 @@ pub fn elements(name: &str, shape: &[usize]) -> Result<usize> {
     product.ok_or_else(|| CliError::Failure(format!("`{name}` with shape {shape:?} is too large")))
 }
 
-/// Returns the constants that are not given but have a default.
+/// Returns the constants that are not given but have a default, without those that follow from other values.
 fn defaults(def: &'static KernelDef, given: &[(&str, ConstValue)]) -> Vec<(&'static str, ConstValue)> {
     let default = |p: &'static ParamDef| match p.kind {
-        ParamKind::Constexpr { default: Some(default), .. } if !given.iter().any(|(name, _)| *name == p.name) => {
+        ParamKind::Constexpr { default: Some(default), .. }
+            if p.heuristic.is_none() && !given.iter().any(|(name, _)| *name == p.name) =>
+        {
             Some((p.name, ConstValue::from(default)))
         }
         _ => None,
@@ -487,7 +504,7 @@ fn check_given(
 ///
 /// # Errors
 /// A type or constant that the kernel does not take, or a mistake in the kernel.
-fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static str, ConstValue)]) -> Result<Func> {
+pub fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static str, ConstValue)]) -> Result<Func> {
     let recorded = def.record(dtypes, constants, &Specialization::default());
     let mut func = recorded.map_err(|diagnostic| CliError::Failure(render_with_source(&diagnostic)))?;
     dce::run(&mut func);
@@ -495,13 +512,13 @@ fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static st
 }
 
 /// Returns the memory parameters that the recorded function does not use, such as the bias of a matmul without one.
-fn unused_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
+pub fn unused_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     memory_params_without(def, func, |v| !func.uses(v).is_empty())
 }
 
 /// Returns the memory parameters that the recorded function does not read: unused ones, and accumulators that start at
 /// zero.
-fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
+pub fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     let read = memory_effects::read_pointers(func);
     memory_params_without(def, func, |v| read.contains(&v))
 }
@@ -701,20 +718,8 @@ fn exceeds(dtype: DType, value: f64, bits: u64) -> bool {
 }
 
 /// The grid that a kernel gives.
-fn own_grid(
-    def: &KernelDef,
-    grid: Evaluate<[i64; 3]>,
-    constants: &[(&'static str, ConstValue)],
-    words: &BTreeMap<&str, &str>,
-    extents: &Extents,
-) -> Result<[i64; 3]> {
-    let value = |name: &'static str| {
-        let constant = constants.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
-        let constant = constant.or_else(|| def.default_of(name));
-        let given = || words.get(name).map(|text| ConstValue::from_text(text));
-        constant.or_else(given).or_else(|| extents.of_name(name).ok().flatten().map(ConstValue::Int))
-    };
-    grid(&value).map_err(|name| {
+fn own_grid(def: &KernelDef, grid: Evaluate<[i64; 3]>, value: &Lookup<'_>) -> Result<[i64; 3]> {
+    grid(value).map_err(|name| {
         let is_constant = def.params.iter().any(|p| p.name == name && matches!(p.kind, ParamKind::Constexpr { .. }));
         let option = if is_constant { "--set" } else { "--arg" };
         let why = match value(name) {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use tilewright_codegen::ir::{Func, Stage};
-use tilewright_codegen::lang::kernel::ConstValue;
-use tilewright_codegen::pipeline::{self, Observer};
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::{GenericDef, ParamDef, ParamKind};
+use tilewright_codegen::pipeline;
 use tilewright_codegen::schedule::problem::{LoopSchedule, LoopSchedules, Problem, loops, register_pressure};
 use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
 use tilewright_runtime::autotune::{Autotune, Config, Entry, Table as TuningTable};
@@ -15,7 +15,7 @@ use tilewright_runtime::solver::{Found, Limits, solve};
 
 use crate::compile::{self, Emit, Request};
 use crate::value_parsers::seconds;
-use crate::{CliError, Kernels, Result};
+use crate::{CliError, Kernels, Result, bind};
 
 #[derive(Args)]
 // Its group would have the name of that of the arguments of `compile`.
@@ -26,7 +26,8 @@ pub struct Arguments {
     /// Time budget of each loop, in seconds, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     budget: f64,
-    /// Add the schedules to the entries of this tuning table that have the same kernel, types, constants and options
+    /// Add the schedules to the entries of this tuning table that have the same kernel, types, constants and options; with
+    /// --assume dense
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
 }
@@ -46,7 +47,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     if !arguments.compile.has_outputs() {
         emit = vec![Emit::Schedule];
     }
-    let table = arguments.export.as_deref().map(|path| read_table(path, &request, kernels.autotune(request.def)));
+    let table = arguments.export.as_deref().map(|path| read_table(path, &request, arch, kernels.autotune(request.def)));
     let table = table.transpose()?;
     request.options.loops = None;
     let func = scheduled(&request, arch)?;
@@ -106,42 +107,40 @@ fn describe(number: usize, problem: &Problem, found: &Found) -> String {
     )
 }
 
-/// Keeps the function that the scheduler leaves.
-#[derive(Default)]
-struct Scheduled(Option<Func>);
-
-impl Observer for Scheduled {
-    fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
-        if stage == Stage::Schedule {
-            self.0 = Some(func.clone());
-        }
-    }
-
-    fn llvm_ir(&mut self, _: &str) {}
-}
-
 /// The kernel with the schedule of the compiler.
 fn scheduled(request: &Request, arch: GpuArch) -> Result<Func> {
     let func = compile::record(request)?;
     pipeline::check(&func, &request.options)
         .map_err(|error| tilewright_runtime::kernel::compile_error(&func, error.into()))?;
-    let mut kept = Scheduled::default();
-    pipeline::gpu_ir(&func, arch, &request.options, &mut kept);
-    kept.0.ok_or_else(|| CliError::Failure("internal error: no pass schedules loops; please report this".to_string()))
+    Ok(pipeline::scheduled(&func, arch, &request.options))
 }
 
 /// Reads the tuning table of `--export`, before anything is solved.
 ///
 /// # Errors
-/// A file that is not a tuning table, or has no entry with these types, constants and options.
+/// A file that is not a tuning table, is for other GPUs, or has no entry with these types, constants and options;
+/// assumptions other than those of launches of contiguous tensors.
 fn read_table(
     path: &Path,
     request: &Request,
+    arch: GpuArch,
     autotune: Option<&'static Autotune>,
 ) -> Result<(TuningTable, &'static Autotune)> {
     let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let table = TuningTable::parse(&text).map_err(|why| CliError::file("add to", path, why))?;
     let name = request.def.name;
+    if request.specialization != bind::row_major(request.def) {
+        return Err(CliError::usage(
+            "--export needs the schedules of launches of contiguous tensors",
+            "give --assume dense, and no other assumptions",
+        ));
+    }
+    let (of_table, wanted) = (table.device.compute_capability.as_deref(), arch.compute_capability());
+    if of_table != Some(wanted) {
+        let device = of_table.map_or("a CPU".to_string(), |found| format!("compute capability {found}"));
+        let message = format!("it is for {device}, and the schedules are for compute capability {wanted}");
+        return Err(CliError::file("add to", path, message));
+    }
     let autotune = autotune.ok_or_else(|| CliError::Failure(format!("kernel `{name}` has no configurations")))?;
     let table = table.renamed(request.def);
     if !table.entries.iter().any(|entry| fitting(entry, request, autotune).is_some()) {
@@ -151,20 +150,33 @@ fn read_table(
     Ok((table, autotune))
 }
 
-/// The configuration of an entry, if it is that of a compilation, whatever its schedules.
+/// The configuration of an entry, if it is that of a compilation, whatever its schedules and the sizes in its key.
+/// Of constants that neither the key nor the configuration has, those with a default must have it; heuristics, and those
+/// that the host derives from the others, can have any value.
 fn fitting(entry: &Entry, request: &Request, autotune: &Autotune) -> Option<Config> {
-    let mut config = autotune.parse_config(&entry.config).ok().filter(|_| entry.kernel == request.def.name)?;
+    let Request { def, dtypes, constants, options, .. } = request;
+    let mut config = autotune.parse_config(&entry.config).ok().filter(|_| entry.kernel == def.name)?;
     config.loops = None;
     let of = |options: &CompileOptions| {
         (options.num_warps, options.num_ctas, options.num_stages, options.max_registers, options.schedule)
     };
-    let has = |(name, value): &(&'static str, ConstValue)| {
-        let given = request.constants.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-        given.or_else(|| request.def.default_of(name)).as_ref() == Some(value)
+    let in_key = |name: &str| entry.key.split(',').filter_map(|part| part.split_once('=')).find(|(n, _)| *n == name);
+    let of_type = |(generic, dtype): (&GenericDef, &DType)| {
+        in_key(generic.name).is_some_and(|(_, value)| value == dtype.to_string())
     };
-    let fits = of(&config.options()) == of(&request.options)
-        && config.constants.iter().all(has)
-        && has_key(request, &entry.key);
+    let of_constant = |param: &ParamDef| {
+        let given = constants.iter().find(|(known, _)| *known == param.name).map(|(_, value)| value.clone());
+        let (default, tuned) = (def.default_of(param.name), config.constant(param.name));
+        match (given.or(default.clone()), tuned, in_key(param.name)) {
+            (None, _, _) => !matches!(param.kind, ParamKind::Constexpr { .. }),
+            (Some(value), Some(tuned), _) => value == *tuned,
+            (Some(value), None, Some((_, text))) => value.to_string() == text,
+            (Some(value), None, None) => param.heuristic.is_some() || default.is_none_or(|default| default == value),
+        }
+    };
+    let fits = of(&config.options()) == of(options)
+        && def.generics.iter().zip(dtypes).all(of_type)
+        && def.params.iter().all(of_constant);
     fits.then_some(config)
 }
 
@@ -184,21 +196,4 @@ fn export(path: &Path, mut table: TuningTable, request: &Request, autotune: &Aut
     crate::files::replace(path, |file| file.write_all(table.text().as_bytes()))
         .map_err(|error| CliError::file("write", path, error))?;
     Ok(count)
-}
-
-/// Whether a key of a table is for the types and constants of a compilation; sizes can be any.
-fn has_key(request: &Request, key: &str) -> bool {
-    key.split(',').filter_map(|part| part.split_once('=')).filter(|(name, _)| !name.ends_with('<')).all(
-        |(name, value)| {
-            let types = request.def.generics.iter().zip(&request.dtypes);
-            let is_type = types.into_iter().any(|(generic, dtype)| generic.name == name && dtype.to_string() == value);
-            let constant = request.constants.iter().find(|(known, _)| *known == name);
-            is_type || constant.is_none_or(|(_, known)| known.to_string() == value) && !is_other_type(request, name)
-        },
-    )
-}
-
-/// Whether a name is that of a type parameter.
-fn is_other_type(request: &Request, name: &str) -> bool {
-    request.def.generics.iter().any(|generic| generic.name == name)
 }

@@ -1,16 +1,12 @@
 //! Launches with the configuration that a program would launch with: the one that `tune` chose, else the one that ships.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamKind};
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
 use tilewright_codegen::target::CompileOptions;
-use tilewright_runtime::autotune::{
-    self, Autotune, CandidateLaunch, Choice, Config, KeyPart, KeyValue, Source, size_bucket,
-};
-use tilewright_runtime::{Device, Error, LaunchConfig, terminal};
+use tilewright_runtime::autotune::{self, Autotune, CandidateLaunch, Choice, Config, KeyPart};
+use tilewright_runtime::{Device, Error, LaunchConfig};
 
 use crate::choose;
 use crate::run::{Buffers, Job, Launch, Tensors};
@@ -21,7 +17,7 @@ pub enum Plan<'a> {
     /// All constants are given.
     Given(Box<Job>),
     /// A configuration gives the others.
-    Tuned(TunedLaunch<'a>),
+    Tuned(Box<TunedLaunch<'a>>),
 }
 
 impl<'a> Plan<'a> {
@@ -39,11 +35,7 @@ impl<'a> Plan<'a> {
         let given = choose::constants(def, set)?;
         match kernels.autotune(def).filter(|autotune| choose::needs_configuration(autotune, &given)) {
             None => Ok(Plan::Given(Box::new(Job::plan(def, launch, set, tensors)?))),
-            Some(autotune) => {
-                let tuned = TunedLaunch { autotune, launch, set: set.to_vec(), tensors };
-                tuned.check()?;
-                Ok(Plan::Tuned(tuned))
-            }
+            Some(autotune) => TunedLaunch::new(autotune, launch, set, tensors).map(Box::new).map(Plan::Tuned),
         }
     }
 
@@ -56,22 +48,20 @@ impl<'a> Plan<'a> {
             Plan::Given(job) => return Ok((*job, CompileOptions::default())),
             Plan::Tuned(tuned) => tuned,
         };
-        let choice = tuned.choose(device)?;
-        let (config, from) = (&choice.config, source(choice.source));
-        let used = choose::without(config, &choose::constants(tuned.def(), &tuned.set)?);
-        terminal::print_stderr(format_args!("note: constants that are not given are those of {from}: {used}"));
-        Ok((tuned.job(config)?, config.options()))
-    }
-}
-
-/// The origin of a configuration in words.
-fn source(source: Source) -> &'static str {
-    match source {
-        Source::Embedded => "the embedded code",
-        Source::Measured => "the configuration that was measured here",
-        Source::Shipped => "the configuration that ships",
-        Source::Nearest => "the configuration for the nearest sizes",
-        Source::Default => "the default configuration",
+        let given = choose::constants(tuned.def(), &tuned.set)?;
+        let (config, from) = match tuned.key(device) {
+            Ok(_) => {
+                let choice = tuned.choose(device)?;
+                (choice.config.clone(), choose::origin(choice.source).to_string())
+            }
+            Err(name) => {
+                let from = format!("a configuration for any `{name}`, which --arg {name}=… would give");
+                (tuned.for_any(device)?, from)
+            }
+        };
+        let used = choose::without(&config, &given);
+        choose::note_configuration(&from, &used);
+        Ok((tuned.job(&config, device)?, config.options()))
     }
 }
 
@@ -80,17 +70,24 @@ pub struct TunedLaunch<'a> {
     pub autotune: &'static Autotune,
     pub launch: &'a Launch,
     /// Constants, as `--set` gives them; configurations do not change them.
-    pub set: Vec<String>,
-    pub tensors: &'a dyn Fn() -> Result<Tensors>,
+    set: Vec<String>,
+    tensors: &'a dyn Fn() -> Result<Tensors>,
+    /// The launch with a configuration of small tiles: the shapes of tensors do not depend on it, and constants that are
+    /// given fit beside it.
+    small: Job,
 }
 
-impl TunedLaunch<'_> {
-    fn def(&self) -> &'static KernelDef {
-        self.autotune.def
-    }
-
-    /// A configuration of small tiles: the shapes of tensors do not depend on it, and constants that are given fit beside it.
-    fn small_config(&self) -> Config {
+impl<'a> TunedLaunch<'a> {
+    /// Plans a launch, and reports mistakes that do not depend on the device.
+    ///
+    /// # Errors
+    /// As [`Job::plan`].
+    pub fn new(
+        autotune: &'static Autotune,
+        launch: &'a Launch,
+        set: &[String],
+        tensors: &'a dyn Fn() -> Result<Tensors>,
+    ) -> Result<TunedLaunch<'a>> {
         let size = |config: &Config| {
             let numbers = config.constants.iter().filter_map(|(_, value)| match value {
                 ConstValue::Int(n) => Some(*n as f64),
@@ -98,27 +95,34 @@ impl TunedLaunch<'_> {
             });
             numbers.product::<f64>()
         };
-        self.autotune.configs().min_by(|a, b| size(a).total_cmp(&size(b))).unwrap_or_default()
+        let config = autotune.configs().min_by(|a, b| size(a).total_cmp(&size(b))).unwrap_or_default();
+        let small = plan(autotune, launch, set, tensors, &config)?;
+        Ok(TunedLaunch { autotune, launch, set: set.to_vec(), tensors, small })
     }
 
-    /// Reports mistakes that do not depend on the device.
+    fn def(&self) -> &'static KernelDef {
+        self.autotune.def
+    }
+
+    /// The launch with the constants of a configuration, on a device.
     ///
     /// # Errors
     /// As [`Job::plan`].
-    pub fn check(&self) -> Result<()> {
-        self.job(&self.small_config()).map(drop)
+    fn job(&self, config: &Config, device: &Device) -> Result<Job> {
+        let (mut launch, mut set) = (self.launch.clone(), self.set.clone());
+        match self.programs(device) {
+            Some((ParamKind::Constexpr { .. }, number)) => set.push(format!("{}={number}", choose::PROGRAMS)),
+            Some((_, number)) => launch.arg.push(format!("{}={number}", choose::PROGRAMS)),
+            None => {}
+        }
+        plan(self.autotune, &launch, &set, self.tensors, config)
     }
 
-    /// The launch with the constants of a configuration.
-    ///
-    /// # Errors
-    /// As [`Job::plan`].
-    pub fn job(&self, config: &Config) -> Result<Job> {
-        let given = choose::constants(self.def(), &self.set)?;
-        let tuned =
-            choose::without(config, &given).constants.into_iter().map(|(name, value)| format!("{name}={value}"));
-        let set: Vec<String> = tuned.chain(self.set.iter().cloned()).collect();
-        Job::plan(self.def(), self.launch, &set, self.tensors)
+    /// The number of programs that a persistent kernel takes, if it is not given: as its host functions do, one for each SM
+    /// of the device, or for each thread of the CPU.
+    fn programs(&self, device: &Device) -> Option<(ParamKind, u32)> {
+        let param = self.def().params.iter().find(|p| p.name == choose::PROGRAMS)?;
+        (!self.small.is_given(choose::PROGRAMS)).then(|| (param.kind, device.info().compute_units.max(1)))
     }
 
     /// All constants of a launch, in order.
@@ -126,24 +130,28 @@ impl TunedLaunch<'_> {
         self.def().complete_consts(&job.constants).map_err(|error| CliError::Failure(error.render(None)))
     }
 
-    /// The key of the configurations, for a launch.
-    fn key(&self, job: &Job, constants: &[ConstValue]) -> Vec<KeyPart> {
-        let is_constant = |kind: ParamKind| matches!(kind, ParamKind::Constexpr { .. });
-        let names = self.def().params.iter().filter(|p| is_constant(p.kind)).map(|p| p.name);
-        let constants: BTreeMap<&str, &ConstValue> = names.zip(constants).collect();
-        let part = |&name: &&'static str| {
-            let kind = self.def().params.iter().find(|p| p.name == name).map(|p| p.kind);
-            let number = job.integer(name);
-            let value = match (constants.get(name), kind) {
-                (Some(value), _) => KeyValue::Exact((*value).clone()),
-                (None, Some(ParamKind::Scalar(ElemDef::Fixed(DType::Bool)))) => {
-                    KeyValue::Exact(ConstValue::Bool(number == Some(1)))
-                }
-                (None, _) => KeyValue::Size(size_bucket(number.unwrap_or(0))),
-            };
-            KeyPart { name, value }
+    /// The key of the configurations.
+    ///
+    /// # Errors
+    /// The name of an argument on which they depend and that has no value.
+    fn key(&self, device: &Device) -> Result<Vec<KeyPart>, &'static str> {
+        let programs = self.programs(device).map(|(_, number)| ConstValue::Int(number.into()));
+        let value = |name: &'static str| match name {
+            choose::PROGRAMS => programs.clone().or_else(|| self.small.value(name)),
+            _ => self.small.value(name),
         };
-        self.autotune.key.iter().map(part).collect()
+        self.autotune.key_of(&self.small.dtypes, &value)
+    }
+
+    /// The configuration for a device where an argument has no value.
+    fn for_any(&self, device: &Device) -> Result<Config> {
+        let constant = |name: &str| self.small.value(name);
+        let size = |name: &str| match constant(name) {
+            Some(ConstValue::Int(n)) => Some(n),
+            Some(ConstValue::Bool(b)) => Some(b.into()),
+            _ => None,
+        };
+        Ok(self.autotune.configuration_for(&device.target(), &self.small.dtypes, &constant, &size)?.0)
     }
 
     /// The configuration of the launch on a device; while [`autotune::tuning`], the fastest one.
@@ -151,25 +159,28 @@ impl TunedLaunch<'_> {
     /// # Errors
     /// As [`Job::plan`], and what tuning reports.
     pub fn choose(&self, device: &Device) -> Result<Arc<Choice>> {
-        let job = self.job(&self.small_config())?;
-        let parts = self.key(&job, &self.constants(&job)?);
-        let words: Vec<u64> = parts.iter().map(key_word).collect();
+        let parts = self.key(device).map_err(|name| {
+            let kernel = self.def().name;
+            let message = format!("the configuration of kernel `{kernel}` depends on `{name}`, which has no value");
+            CliError::usage(message, format!("--arg {name}=…"))
+        })?;
+        let words: Vec<u64> = parts.iter().map(|part| part.value.word()).collect();
         let buffers: RefCell<Option<Buffers>> = RefCell::new(None);
         let mut refused = None;
         let chosen = autotune::choose(
             self.autotune,
             device,
             &LaunchConfig::new(0),
-            &job.dtypes,
+            &self.small.dtypes,
             &words,
             &|| parts.clone(),
             &mut |config| {
                 let attempt = || -> Result<CandidateLaunch> {
-                    let candidate = self.job(config)?;
+                    let candidate = self.job(config, device)?;
                     let mut buffers = buffers.borrow_mut();
                     let buffers = match &mut *buffers {
                         Some(buffers) => buffers,
-                        none => none.insert(job.upload(device)?),
+                        none => none.insert(self.small.upload(device)?),
                     };
                     let args = candidate.arguments(buffers);
                     let constants = self.constants(&candidate)?;
@@ -190,9 +201,16 @@ impl TunedLaunch<'_> {
     }
 }
 
-/// Different for different parts of keys.
-fn key_word(part: &KeyPart) -> u64 {
-    let text = part.to_string();
-    // FNV-1a.
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+/// A launch with the constants `set`, and others of a configuration.
+fn plan(
+    autotune: &Autotune,
+    launch: &Launch,
+    set: &[String],
+    tensors: &dyn Fn() -> Result<Tensors>,
+    config: &Config,
+) -> Result<Job> {
+    let given = choose::constants(autotune.def, set)?;
+    let tuned = choose::without(config, &given).constants.into_iter().map(|(name, value)| format!("{name}={value}"));
+    let set: Vec<String> = tuned.chain(set.iter().cloned()).collect();
+    Job::plan(autotune.def, launch, &set, tensors)
 }

@@ -7,6 +7,7 @@ mod faults;
 mod machine;
 mod messages;
 mod run;
+mod solve;
 mod tune;
 
 use std::path::Path;

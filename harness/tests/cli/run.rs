@@ -97,14 +97,15 @@ fn constants_that_are_not_given_are_those_of_the_configuration() {
 
     let (rows, d, scale) = (40, 16, 0.25);
     let q: Vec<f32> = small(rows * d).iter().map(|x| x / 8.0).collect();
-    let of = |name: &str| tensor(name, &[1, 1, rows, d], &q);
-    write(dir.path(), &[of("q"), of("k"), of("v")]);
+    // Two heads of queries share one of keys.
+    let heads = q.repeat(2);
+    let [k, v] = ["k", "v"].map(|name| tensor(name, &[1, 1, rows, d], &q));
+    write(dir.path(), &[tensor("q", &[1, 2, rows, d], &heads), k, v]);
     let attention = |more: &[&str]| run(dir.path(), "flash_attention_fwd", &[&["--arg", "scale=0.25"], more].concat());
-    let message = attention(&["--shape", "o=q", "--shape", "lse=1,40"]).err;
-    assert!(message.contains("needs a value for d_tile"), "{message}");
-    let shapes = ["--set", "d_tile=16", "--shape", "o=q", "--shape", "lse=1,40"];
+    let shapes = ["--shape", "o=q", "--shape", "lse=2,40"];
     attention(&shapes).ok();
-    let expected: Vec<f32> = (0..rows * d)
+    let expected: Vec<f32> = (0..2 * rows * d)
+        .map(|at| at % (rows * d))
         .map(|at| {
             let score = |j: usize| (0..d).map(|l| q[at / d * d + l] * q[j * d + l]).sum::<f32>() * scale;
             let weights: Vec<f32> = (0..rows).map(|j| score(j).exp()).collect();
@@ -114,11 +115,11 @@ fn constants_that_are_not_given_are_those_of_the_configuration() {
         .collect();
     let message = attention(&[&shapes[..], &["--set", "d=8"]].concat()).fails(2);
     assert!(message.contains("the constant d is 8, and dimension 3 of `q`, its extent, is 16"), "{message}");
-    let message = attention(&["--set", "d_tile=8", "--shape", "o=q", "--shape", "lse=1,40"]).fails(1);
+    let message = attention(&[&shapes[..], &["--set", "d_tile=8"]].concat()).fails(1);
     assert!(message.contains("d and group must be at least 1, and d_tile at least d"), "{message}");
     attention(&shapes).ok();
     let (shape, found) = output(dir.path(), "o");
-    assert_eq!(shape, [1, 1, rows, d]);
+    assert_eq!(shape, [1, 2, rows, d]);
     assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, expected {expected:?}");
 }
 

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::run::{file, tensor};
 use crate::tilewright;
 
 fn table(dir: &TempDir, name: &str) -> Value {
@@ -26,6 +27,19 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     assert_eq!(entry["key"], key);
     assert!(entry["config"].as_str().is_some_and(|config| config.starts_with("m_tile=")), "{entry}");
     assert!(entry["median_ms"].as_f64() > Some(0.0), "{entry}");
+
+    // Its key has an expression of sizes and of the device, which `run` and `compile` compute too.
+    let inputs =
+        [("a", [40, 60]), ("b", [60, 50])].map(|(name, shape)| tensor(name, &shape, &vec![1.0; shape[0] * shape[1]]));
+    std::fs::write(dir.path().join("in.safetensors"), file(&inputs)).unwrap();
+    let config = entry["config"].as_str().unwrap();
+    let run = ["run", "matmul", "-i", "in.safetensors", "-o", "out.safetensors", "--dtype", "C=f32"];
+    let compile = ["compile", "matmul", "--target", "host", "--dtype", "f32", "--size", "m=40,n=50,k=60", "-o", "out"];
+    for words in [&run[..], &compile] {
+        let ran = tilewright(dir.path(), words);
+        assert!(ran.err.contains(&format!("the configuration that was measured here: {config}")), "{}", ran.err);
+        ran.ok();
+    }
 
     // The second time, the configuration is known. Further entries are added to the table.
     let out = tilewright(dir.path(), &arguments).ok();

@@ -33,7 +33,7 @@ use tilewright_runtime::prelude::*;
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ are then left operands of the dots that
 /// accumulate dV and dK. Query heads of a group share keys, so the program loops over all of them.
 ///
-/// `sub_wave` and `split_rows` are as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / split_rows⌉, is the
+/// `split_rows` is as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / split_rows⌉, is the
 /// contribution of split p of the queries.
 ///
 /// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`, and
@@ -64,12 +64,12 @@ use tilewright_runtime::prelude::*;
         ),
     ],
     keep = super::config::keep_dkdv,
-    key = [d, causal, one_pass, precision, n_q, n_k, sub_wave],
+    key = [d, causal, one_pass, precision, n_q, n_k, sub_wave = super::config::is_sub_wave([batch, heads_kv], n_k)],
     default = super::config::dkdv_default,
     tables = crate::tuned::TABLES,
 )]
 #[kernel(grid = (cdiv(n_k, k_tile), heads_kv, entries))]
-#[alias(few = sub_wave, part_rows = split_rows)]
+#[alias(part_rows = split_rows)]
 pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
     k: Tensor<T, (batch, heads_kv, n_k, d)>,
@@ -88,10 +88,12 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[no_specialize] mask_number: i32,
     score_number: f32,
     #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
-    #[constexpr = 1] group: usize,
+    #[constexpr = 1]
+    #[heuristic(heads / heads_kv.max(1))]
+    group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]
     #[heuristic(n_q.is_multiple_of(q_tile))]
@@ -101,9 +103,6 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     even_keys: bool,
     #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false]
-    #[heuristic(super::config::is_sub_wave(batch * heads_kv, n_k))]
-    sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,
@@ -278,7 +277,7 @@ fn add_queries<T: Float>(
 
 /// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
 ///
-/// `sub_wave` and `split_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / split_rows⌉, is the
+/// `split_rows` is as in the forward pass: entry b · P + p of dq, P = ⌈n_k / split_rows⌉, is the
 /// contribution of split p of the keys.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `even_keys` promises that n_k is a multiple of `k_tile`.
@@ -298,12 +297,12 @@ fn add_queries<T: Float>(
         Config(q_tile = 64..=128, k_tile = 16..=64, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
     ],
     keep = super::config::keep_dq,
-    key = [d, causal, precision, n_q, n_k, sub_wave],
+    key = [d, causal, precision, n_q, n_k, sub_wave = super::config::is_sub_wave([batch, heads], n_q)],
     default = super::config::dq_default,
     tables = crate::tuned::TABLES,
 )]
 #[kernel(grid = (cdiv(n_q, q_tile), heads, entries))]
-#[alias(few = sub_wave, part_rows = split_rows)]
+#[alias(part_rows = split_rows)]
 pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
     k: Tensor<T, (batch, heads_kv, n_k, d)>,
@@ -320,18 +319,17 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[no_specialize] mask_number: i32,
     score_number: f32,
     #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
-    #[constexpr = 1] group: usize,
+    #[constexpr = 1]
+    #[heuristic(heads / heads_kv.max(1))]
+    group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]
     #[heuristic(n_k.is_multiple_of(k_tile))]
     even_keys: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false]
-    #[heuristic(super::config::is_sub_wave(batch * heads, n_q))]
-    sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,

@@ -21,7 +21,7 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     dq_sum: Out<f32>,
     #[no_specialize] n_q: i32,
     #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr = false] one_pass: bool,
 ) {
@@ -64,7 +64,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     #[no_specialize] num_splits: i32,
     scale: f32,
     #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] row_tile: usize,
     #[constexpr = false] fragments: bool,
 ) {

@@ -72,12 +72,12 @@ impl Tiles {
     }
 }
 
-/// Whether the grid is sub-wave: `batch_and_heads` heads of `rows` rows, in tiles of 64 rows, give too few programs to
-/// keep the SMs of a large GPU busy. Smaller tiles, which give more programs, are faster for such a grid.
-pub fn is_sub_wave(batch_and_heads: usize, rows: usize) -> bool {
+/// Whether the grid is sub-wave: heads of `rows` rows, in tiles of 64 rows, give too few programs to keep the SMs of a
+/// large GPU busy. Smaller tiles, which give more programs, are faster for such a grid.
+pub fn is_sub_wave([batch, heads]: [usize; 2], rows: usize) -> bool {
     /// About two programs for each of 132 SMs.
     const MIN_PROGRAMS: usize = 256;
-    batch_and_heads.saturating_mul(rows.div_ceil(64)) < MIN_PROGRAMS
+    batch.saturating_mul(heads).saturating_mul(rows.div_ceil(64)) < MIN_PROGRAMS
 }
 
 /// Whether the backward pass in one pass is faster than in two: on Hopper, where TMA adds the tiles of dQ, for bf16 and
@@ -87,7 +87,7 @@ pub fn one_pass_is_faster(
     target: &Target,
     element_bytes: usize,
     d: usize,
-    batch_and_kv_heads: usize,
+    batch_and_kv_heads: [usize; 2],
     n_k: usize,
 ) -> bool {
     let hopper = matches!(target, Target::Nvptx(arch) if *arch >= GpuArch::Sm90a);

@@ -23,8 +23,6 @@ use tilewright_runtime::prelude::*;
 /// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends
 /// in the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
 ///
-/// `sub_wave` marks a sub-wave grid (`config::is_sub_wave`): the code is the same, but the autotuner keys on it.
-///
 /// `R` is the element type of O: that of the inputs, or f32 for split results. With `split_rows` above 0, each loop
 /// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
 /// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
@@ -75,12 +73,12 @@ use tilewright_runtime::prelude::*;
         ),
     ],
     keep = super::config::keep_forward,
-    key = [d, causal, precision, n_q, n_k, sub_wave],
+    key = [d, causal, precision, n_q, n_k, sub_wave = super::config::is_sub_wave([batch, heads], n_q)],
     default = super::config::forward_default,
     tables = crate::tuned::TABLES,
 )]
 #[kernel(grid = grid([cdiv(n_q, q_tile * replicas), heads, entries], persistent, programs, replicas))]
-#[alias(few = sub_wave, part_rows = split_rows)]
+#[alias(part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
     k: Tensor<T, (batch, heads_kv, n_k, d)>,
@@ -97,20 +95,19 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     score_number: f32,
     #[no_specialize] programs: i32,
     #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 1] replicas: usize,
     #[constexpr = false] persistent: bool,
-    #[constexpr = 1] group: usize,
+    #[constexpr = 1]
+    #[heuristic(heads / heads_kv.max(1))]
+    group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]
     #[heuristic(n_k.is_multiple_of(k_tile))]
     even_keys: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false]
-    #[heuristic(super::config::is_sub_wave(batch * heads, n_q))]
-    sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = dense] mask: MaskMod,
     #[constexpr = plain] score: ScoreMod,

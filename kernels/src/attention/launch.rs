@@ -99,7 +99,7 @@ impl<'a> Options<'a> {
     /// Whether the backward pass for q and k of these shapes takes one pass; [`Backward`] has the choices.
     pub fn is_one_pass<T: Element>(&self, device: &Device, q: [usize; 4], k: [usize; 4]) -> bool {
         match self.backward {
-            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), q[3], product(&[q[0], k[1]]), k[2]),
+            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), q[3], [q[0], k[1]], k[2]),
             Backward::TwoPass => false,
             Backward::OnePass => true,
         }
@@ -125,7 +125,6 @@ pub(super) struct Sizes<'a> {
     pub n_q: usize,
     pub n_k: usize,
     pub d: usize,
-    pub group: usize,
     pub scale: f32,
     pub precision: Precision,
     /// Whether the backward pass takes one pass.
@@ -196,10 +195,9 @@ fn sizes<'a, T: Element>(
         None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
         _ => Precision::Ieee,
     };
-    let group = heads.checked_div(heads_kv).unwrap_or(1);
     let one_pass = options.is_one_pass::<T>(device, q.shape(), k.shape());
     let (mask, score) = modifiers(device, options, heads, [n_q, n_k])?;
-    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, group, scale, precision, one_pass, mask, score })
+    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, scale, precision, one_pass, mask, score })
 }
 
 /// Checks the arguments of the modifiers that are known here: those of others are bounded by what their launch reads.
@@ -319,7 +317,7 @@ pub fn forward_into<T: FloatElement>(
     let mut partial_lse = rest.slice(..shape[..3].iter().product::<usize>())?;
     let mut partial_o_tensor = TensorMut::dense(partial_o.reborrow(), shape)?;
     launch_forward(device, &s, [q, k, v], &mut partial_o_tensor, &mut partial_lse, split, options)?;
-    launch_combine(device, &s, [partial_o.as_view(), partial_lse.as_view()], &mut o, &mut lse, split, options)
+    launch_combine(device, [partial_o.as_view(), partial_lse.as_view()], &mut o, &mut lse, split, options)
 }
 
 fn expect_workspace(needed: usize, found: usize) -> Result<()> {

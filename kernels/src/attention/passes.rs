@@ -2,7 +2,7 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
-use super::config::{Pass, Tiles, d_tile, is_sub_wave, modified_tiles};
+use super::config::{Pass, Tiles, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit, MIN_SPLIT_ROWS};
@@ -23,7 +23,7 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
     // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
     let tuned_may = device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
         && T::DTYPE.size() == 2
-        && !is_sub_wave(s.batch * s.heads, s.n_q);
+        && !is_sub_wave([s.batch, s.heads], s.n_q);
     let may_persist = options.forward_tiles.map_or(tuned_may, |tiles| tiles.persistent);
     let mut tiles_taken = Buffer::<i32>::zeros(device, usize::from(may_persist))?;
     let mut args = FlashAttentionFwd {
@@ -39,12 +39,10 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
         mask_number: s.mask.number,
         score_number: s.score.number,
         programs: device.info().compute_units.max(1) as i32,
-        d_tile: d_tile(s.d),
         q_tile: tuned(),
         k_tile: tuned(),
         replicas: tuned(),
         persistent: tuned(),
-        group: s.group,
         causal: options.causal,
         precision: s.precision,
         split_rows: split.rows,
@@ -70,7 +68,6 @@ fn given_tiles<T: Element>(given: Option<Tiles>, pass: Pass, device: &Device, s:
 /// Launches the combine kernel: O and L from the dense results of the splits.
 pub(super) fn launch_combine<T: FloatElement>(
     device: &Device,
-    s: &Sizes,
     [partial_o, partial_lse]: [View<f32>; 2],
     o: &mut TensorMut<T>,
     lse: &mut ViewMut<f32>,
@@ -83,7 +80,6 @@ pub(super) fn launch_combine<T: FloatElement>(
         o,
         lse,
         num_splits: split.count as i32,
-        d_tile: d_tile(s.d),
         q_tile: ROW_TILES.q_tile,
     }
     .launch_with(device, &options.launch(ROW_TILES))
@@ -130,7 +126,6 @@ pub(super) fn launch_preprocess<T: FloatElement>(
         delta,
         lse2,
         dq_sum,
-        d_tile: d_tile(s.d),
         q_tile: ROW_TILES.q_tile,
         one_pass: s.one_pass,
     }
@@ -164,7 +159,6 @@ pub(super) fn launch_postprocess<T: FloatElement>(
         grad,
         num_splits,
         scale,
-        d_tile: d_tile(s.d),
         row_tile: ROW_TILES.q_tile,
         fragments: matches!(origin, Sums::OnePass),
     }
@@ -197,10 +191,8 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
         scale: s.scale,
         mask_number: s.mask.number,
         score_number: s.score.number,
-        d_tile: d_tile(s.d),
         q_tile: tuned(),
         k_tile: tuned(),
-        group: s.group,
         causal: options.causal,
         one_pass: s.one_pass,
         precision: s.precision,
@@ -240,10 +232,8 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
         scale: s.scale,
         mask_number: s.mask.number,
         score_number: s.score.number,
-        d_tile: d_tile(s.d),
         q_tile: tuned(),
         k_tile: tuned(),
-        group: s.group,
         causal: options.causal,
         precision: s.precision,
         split_rows: split.rows,

@@ -95,7 +95,7 @@ pub fn flash_attention_fwd_combine<T: Float>(
     #[no_specialize] n_q: i32,
     #[no_specialize] num_splits: i32,
     #[constexpr] d: usize,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] q_tile: usize,
 ) {
     let (head, batch) = (program_id(1), program_id(2));

@@ -4,14 +4,16 @@
 //! `q_tile=64,k_tile=128,num_warps=4,num_stages=2`, a key `T=bf16,d=64,causal=true,n_q<=16384`. `=` is an exact value;
 //! `<=` is a size bucket, which covers the sizes above half of it, up to it.
 
+use std::cell::RefCell;
 use std::fmt;
 
 use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, ElemDef, KernelDef, ParamKind};
+use tilewright_codegen::lang::kernel::{ConstDefault, ConstValue, Constexpr, ElemDef, KernelDef, Lookup, ParamKind};
 use tilewright_codegen::pipeline::NUM_CTAS;
 use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 
+use super::choose::Source;
 use super::store::saved_choices;
 use super::table::Table;
 use crate::device::Device;
@@ -25,8 +27,8 @@ pub struct Autotune {
     /// The constants that configurations set. One that does not set a constant takes its default.
     pub tuned: &'static [&'static str],
     pub configs: &'static [ConfigDef],
-    /// Names of the arguments and constants in the key; element types are always part of the key.
-    pub key: &'static [&'static str],
+    /// The key; element types are always part of it.
+    pub key: &'static [KeyDef],
     /// Whether a configuration is worth measuring for a problem; `None` keeps all.
     pub keep: Option<fn(&Problem, &Config) -> bool>,
     /// Computes the default configuration; if `None`, it is the first of `configs`.
@@ -34,6 +36,19 @@ pub struct Autotune {
     /// Texts of [`Table`](super::Table)s that ship with the kernel.
     pub tables: &'static [&'static str],
 }
+
+/// An entry of a key, as written in `#[autotune]`.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyDef {
+    /// The name of an argument, extent or constant, or that of the expression.
+    pub name: &'static str,
+    /// For an expression: its value from the element types, and from values by name. If it needs one that is not known,
+    /// its name is the error.
+    pub value: Option<EvaluateKey>,
+}
+
+/// See [`KeyDef::value`].
+pub type EvaluateKey = fn(&[DType], &Lookup<'_>) -> Result<KeyValue, &'static str>;
 
 /// Returns `other`, whose configurations a kernel with `#[autotune(configs = OTHER_AUTOTUNE)]` shares. Checks that they
 /// set only `constants` of that kernel, none of which is in its `key`.
@@ -264,9 +279,64 @@ impl Autotune {
         candidates
     }
 
+    /// An entry of the key of a launch, from the values of arguments, extents and constants by name. Constants without a
+    /// value have their default.
+    ///
+    /// # Errors
+    /// The name of an argument, extent or constant whose value is not known.
+    fn key_part(&self, key: &KeyDef, dtypes: &[DType], values: &Lookup<'_>) -> Result<KeyPart, &'static str> {
+        let KeyDef { name, value } = *key;
+        let known = |name: &'static str| values(name).or_else(|| self.def.default_of(name));
+        let is_exact = self.def.params.iter().find(|p| p.name == name).is_some_and(|p| {
+            matches!(p.kind, ParamKind::Constexpr { .. } | ParamKind::Scalar(ElemDef::Fixed(DType::Bool)))
+        });
+        let value = match (value, known(name)) {
+            (Some(evaluate), _) => evaluate(dtypes, &known)?,
+            (None, Some(value)) if is_exact => KeyValue::Exact(value),
+            (None, Some(ConstValue::Int(n))) => KeyValue::Size(size_bucket(n)),
+            (None, _) => return Err(name),
+        };
+        Ok(KeyPart { name, value })
+    }
+
+    /// The key of a launch, from the values of arguments, extents and constants by name. Constants without a value have
+    /// their default.
+    ///
+    /// # Errors
+    /// The name of an argument, extent or constant whose value is not known.
+    pub fn key_of(&self, dtypes: &[DType], values: &Lookup<'_>) -> Result<Vec<KeyPart>, &'static str> {
+        self.key.iter().map(|key| self.key_part(key, dtypes, values)).collect()
+    }
+
+    /// The arguments and extents on which the configurations depend.
+    pub fn sizes(&self, dtypes: &[DType]) -> Vec<&'static str> {
+        let names = RefCell::new(Vec::new());
+        // Any value will do, but enums have few, and defaults are among them.
+        let record = |name: &'static str| {
+            let default = self.def.default_of(name);
+            let mut names = names.borrow_mut();
+            let is_size = self.def.dims.contains(&name)
+                || self.def.params.iter().any(|p| p.name == name && matches!(p.kind, ParamKind::Scalar(_)));
+            if is_size && !names.contains(&name) {
+                names.push(name);
+            }
+            Some(default.unwrap_or(ConstValue::Int(1)))
+        };
+        for key in self.key {
+            match key.value {
+                None => drop(record(key.name)),
+                // What an expression reads after a value of the wrong type is not found.
+                Some(evaluate) => drop(evaluate(dtypes, &record)),
+            }
+        }
+        names.into_inner()
+    }
+
     /// The configuration to compile for ahead of time: the nearest one that this machine measured, if the target is its
-    /// CPU, else the nearest one that ships for the architecture, else the default. Parts of the key are the values of
-    /// `constant` or their defaults, and the sizes of `size`, else 16384.
+    /// CPU, else the nearest one that ships for the architecture, else the default. The key is that of the values of
+    /// `constant` or their defaults, and of the sizes of `size`, where 1 is `true`. Sizes and extents that are not given are
+    /// 16384, `bool`s are `false`, and an expression of other arguments that are not given is left out. Also returns the
+    /// origin of the configuration.
     ///
     /// # Errors
     /// A constant in the key has no value; an invalid environment variable.
@@ -276,54 +346,51 @@ impl Autotune {
         dtypes: &[DType],
         constant: &dyn Fn(&str) -> Option<ConstValue>,
         size: &dyn Fn(&str) -> Option<i64>,
-    ) -> Result<Config> {
-        let part = |&name: &&'static str| {
-            let kind = self.def.params.iter().find(|p| p.name == name).map(|p| p.kind);
-            let value = match kind {
-                Some(ParamKind::Constexpr { default, .. }) => {
-                    let value = constant(name).or(default.map(ConstValue::from));
-                    KeyValue::Exact(value.ok_or_else(|| Error::AheadOfTime {
+    ) -> Result<(Config, Source)> {
+        const USUAL: ConstValue = ConstValue::Int(16384);
+        let param = |name: &str| self.def.params.iter().find(|p| p.name == name).map(|p| p.kind);
+        let values = |name: &'static str| {
+            let is_size = self.key.iter().any(|key| key.name == name) || self.def.dims.contains(&name);
+            match param(name) {
+                Some(ParamKind::Constexpr { .. }) => constant(name),
+                Some(ParamKind::Scalar(ElemDef::Fixed(DType::Bool))) => {
+                    Some(ConstValue::Bool(size(name).is_some_and(|n| n != 0)))
+                }
+                _ => size(name).map(ConstValue::Int).or(is_size.then_some(USUAL)),
+            }
+        };
+        let mut parts = Vec::new();
+        for key in self.key {
+            match self.key_part(key, dtypes, &values) {
+                Ok(part) => parts.push(part),
+                Err(name) if matches!(param(name), Some(ParamKind::Constexpr { .. })) => {
+                    return Err(Error::AheadOfTime {
                         kernel: self.def.name,
                         message: format!("the configuration depends on the constant `{name}`, which has no value"),
                         help: format!("give the constant `{name}`"),
-                    })?)
+                    });
                 }
-                Some(ParamKind::Scalar(ElemDef::Fixed(DType::Bool))) => {
-                    KeyValue::Exact(constant(name).unwrap_or(ConstValue::Bool(false)))
-                }
-                _ => KeyValue::Size(size_bucket(size(name).unwrap_or(16384))),
-            };
-            Ok(KeyPart { name, value })
-        };
-        let parts = self.key.iter().map(part).collect::<Result<_>>()?;
+                Err(_) => {}
+            }
+        }
         let problem = Problem { target: target.clone(), def: self.def, dtypes, parts };
-        match target {
-            Target::Nvptx(arch) => Ok(self.shipped_for(arch.compute_capability(), &problem)),
+        let tables: Vec<(Table, Source)> = match target {
+            Target::Nvptx(arch) => {
+                let is_same = |t: &Table| t.device.compute_capability.as_deref() == Some(arch.compute_capability());
+                self.shipped_tables().filter(is_same).map(|table| (table, Source::Shipped)).collect()
+            }
             Target::Host(_) => {
-                let saved = saved_choices(self.def.name, &Device::cpu()).renamed(self.def);
-                let nearest = saved.nearest(self.def.name, &problem.key());
-                let measured = nearest.and_then(|(entry, _)| self.parse_config(&entry.config).ok());
-                Ok(measured.unwrap_or_else(|| self.default_config(&problem)))
+                vec![(saved_choices(self.def.name, &Device::cpu()).renamed(self.def), Source::Measured)]
             }
-        }
-    }
-
-    /// The configuration of the nearest entry of the tables that ship with the kernel, for any GPU of this compute
-    /// capability; the default if there is none. For compilation without a GPU.
-    pub fn shipped_for(&self, compute_capability: &str, problem: &Problem) -> Config {
-        let same = self
-            .shipped_tables()
-            .filter(|table| table.device.compute_capability.as_deref() == Some(compute_capability));
-        let mut near: Vec<(u32, Config)> = Vec::new();
-        for table in same {
-            if let Some((entry, distance)) = table.nearest(self.def.name, &problem.key())
-                && let Ok(config) = self.parse_config(&entry.config)
-            {
-                near.push((distance, config));
-            }
-        }
-        let nearest = near.into_iter().min_by_key(|(distance, _)| *distance).map(|(_, config)| config);
-        nearest.unwrap_or_else(|| self.default_config(problem))
+        };
+        let key = problem.key();
+        let near = tables.iter().filter_map(|(table, source)| {
+            let (entry, distance) = table.nearest(self.def.name, &key)?;
+            let source = if entry.key == key { *source } else { Source::Nearest };
+            Some((distance, self.parse_config(&entry.config).ok()?, source))
+        });
+        let nearest = near.min_by_key(|(distance, ..)| *distance).map(|(_, config, source)| (config, source));
+        Ok(nearest.unwrap_or_else(|| (self.default_config(&problem), Source::Default)))
     }
 
     fn shipped_tables(&self) -> impl Iterator<Item = Table> {

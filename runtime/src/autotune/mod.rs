@@ -29,7 +29,9 @@ mod tests;
 mod tuner;
 
 pub use choose::{Choice, Options, Source, choose, current_choices, tuning};
-pub use config::{Autotune, Config, ConfigDef, KeyPart, KeyValue, Problem, shared_configs, size_bucket, tuned};
+pub use config::{
+    Autotune, Config, ConfigDef, EvaluateKey, KeyDef, KeyPart, KeyValue, Problem, shared_configs, size_bucket, tuned,
+};
 pub use journal::{Event as JournalEvent, Journal};
 pub use store::{DeviceId, saved_choices};
 pub use table::{Entry, Table};

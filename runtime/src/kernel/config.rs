@@ -103,7 +103,7 @@ pub struct LaunchConfig {
     pub fp_fusion: bool,
     /// Maximum number of registers per thread (GPU).
     pub max_registers: Option<u32>,
-    /// Schedules of loops that a solver found, as text ([`CompileOptions::loops`]).
+    /// Schedules of loops that a solver found or a person wrote, as text ([`CompileOptions::loops`]).
     pub loops: Option<String>,
     /// Options of the scheduling of loops with dots (GPU).
     pub schedule: Schedule,

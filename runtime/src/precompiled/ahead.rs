@@ -90,7 +90,7 @@ impl AheadOfTime {
         self
     }
 
-    /// The usual value of an integer argument in the key of the configurations.
+    /// The usual value of an integer argument or extent on which the configuration depends.
     pub fn size(mut self, name: &str, size: i64) -> AheadOfTime {
         self.sizes.push((name.to_string(), size));
         self
@@ -166,31 +166,37 @@ impl AheadOfTime {
         }
     }
 
-    /// The constants by name, with those of the configuration, and the configuration.
+    /// The constants by name, with those of the configuration and those that follow from them, and the configuration.
     fn configuration(&self) -> Result<(Constants, Option<Config>)> {
         let named = |name: &str| self.def.param_name(name).to_string();
         let mut constants: Constants =
             self.constants.iter().map(|(name, value)| (named(name), value.clone())).collect();
         let sizes: Vec<_> = self.sizes.iter().map(|(name, size)| (named(name), *size)).collect();
-        let is_key = |name: &str| self.autotune.is_some_and(|autotune| autotune.key.contains(&name));
-        if let Some((name, _)) = sizes.iter().find(|(name, _)| !is_key(name)) {
-            let keys = self.autotune.map_or("none".to_string(), |autotune| autotune.key.join(", "));
+        let keys = self.autotune.map_or(Vec::new(), |autotune| autotune.sizes(&self.dtypes));
+        if let Some((name, _)) = sizes.iter().find(|(name, _)| !keys.contains(&&**name)) {
+            let keys = if keys.is_empty() { "no size".to_string() } else { keys.join(", ") };
             return Err(Error::AheadOfTime {
                 kernel: self.def.name,
                 message: format!("the size of `{name}` selects no configuration"),
-                help: format!("the keys of its configurations are: {keys}"),
+                help: format!("its configurations depend on {keys}"),
             });
         }
-        let Some(autotune) = self.autotune else { return Ok((constants, None)) };
+        let with_heuristics = |mut constants: Constants| {
+            let known = |name: &str| constants.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+            let found = self.def.heuristics(&known);
+            constants.extend(found.into_iter().map(|(name, value)| (name.to_string(), value)));
+            constants
+        };
+        let Some(autotune) = self.autotune else { return Ok((with_heuristics(constants), None)) };
         let size = |name: &str| sizes.iter().find(|(known, _)| known == name).map(|(_, size)| *size);
         let constant = |name: &str| constants.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-        let config = autotune.configuration_for(&self.target, &self.dtypes, &constant, &size)?;
+        let (config, _) = autotune.configuration_for(&self.target, &self.dtypes, &constant, &size)?;
         for (name, value) in &config.constants {
             if !constants.iter().any(|(known, _)| known == name) {
                 constants.push((name.to_string(), value.clone()));
             }
         }
-        Ok((constants, Some(config)))
+        Ok((with_heuristics(constants), Some(config)))
     }
 }
 

@@ -67,4 +67,8 @@ fn ranges(x: In<f32>, y: Out<f32>, #[constexpr] tile: usize) {
     store(y + arange(0, tile), load(x + arange(0, tile)));
 }
 
+#[autotune(configs = [Config(tile = 64)], key = [bytes = size_of::<T>() * 2, wide = T::dtype() == DType::F32])]
+#[kernel]
+fn types_in_keys<T: Float>(x: In<T>, n: i32, #[constexpr] tile: usize) {}
+
 fn main() {}

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::schedule::given;
 use tilewright_codegen::target::{self, GpuArch, Target};
 use tilewright_runtime::autotune::Config;
 
@@ -47,11 +48,12 @@ impl Subject {
         let mut assumed = Vec::new();
         let config = match kernels.autotune(def) {
             Some(autotune) => {
-                default_constants(def, hints, autotune.tuned, &mut constants, &mut assumed);
+                default_constants(def, hints, &extents, autotune.tuned, &mut constants, &mut assumed);
                 let constant =
                     |name: &str| constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
                 let size = |name: &str| extents.of_name(name).ok().flatten();
-                let config = autotune.configuration_for(&Target::Nvptx(arguments.target), &dtypes, &constant, &size)?;
+                let (config, _) =
+                    autotune.configuration_for(&Target::Nvptx(arguments.target), &dtypes, &constant, &size)?;
                 for (name, value) in &config.constants {
                     if !constants.iter().any(|(known, _)| known == name) {
                         constants.push((name, value.clone()));
@@ -60,17 +62,12 @@ impl Subject {
                 config
             }
             None => {
-                default_constants(def, hints, &[], &mut constants, &mut assumed);
+                default_constants(def, hints, &extents, &[], &mut constants, &mut assumed);
                 default_config(&constants)
             }
         };
-        // The shipped configurations are tuned for extents that are multiples of the tiles.
-        for param in def.params.iter().filter(|p| p.name.starts_with("even_")) {
-            if !constants.iter().any(|(name, _)| *name == param.name) {
-                constants.push((param.name, ConstValue::Bool(true)));
-                assumed.push(format!("{}=true", param.name));
-            }
-        }
+        // As a launch with these extents would compute them.
+        constants.extend(def.heuristics(&|name| extents.value(&constants, name)));
         choose::check_complete(def, &constants)?;
         if !assumed.is_empty() {
             notes.push(format!("Assumed: {}. Change with --set.", assumed.join(", ")));
@@ -113,7 +110,10 @@ impl Subject {
             ("tma_stores", tma_stores),
         ];
         words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
-        words.extend(options.loops.iter().map(|loops| format!("loops={loops}")));
+        words.extend(options.loops.iter().map(|loops| match given::is_text(loops) {
+            true => "loops=(of a file)".to_string(),
+            false => format!("loops={loops}"),
+        }));
         words.join(" ")
     }
 
@@ -138,14 +138,20 @@ impl Subject {
         let strides = bind::strides(def);
         let mut extents = self.extents.clone();
         let (mut bytes, mut unknown) = (0.0, Vec::new());
-        for (param, elem) in run::memory_params(def) {
+        // With these constants, the kernel may not use all of its memory. A mistake in the kernel was reported before.
+        let (unused, unread) = match run::recorded(def, dtypes, constants) {
+            Ok(func) => (run::unused_memory(def, &func), run::unread_memory(def, &func)),
+            Err(_) => (Vec::new(), Vec::new()),
+        };
+        for (param, elem) in run::memory_params(def).filter(|(param, _)| !unused.contains(&param.name)) {
             if extents.shape(param.name).is_none()
                 && let Ok(shape) = run::output_shape(def, param.name, strides.get(param.name), &extents)
             {
                 extents.add_tensor(param.name, &shape, strides.get(param.name));
             }
             let size = elem.resolve(dtypes).map_or(4, DType::bytes);
-            let times = if matches!(param.kind, ParamKind::InOut(_)) { 2.0 } else { 1.0 };
+            let is_read_too = matches!(param.kind, ParamKind::InOut(_)) && !unread.contains(&param.name);
+            let times = if is_read_too { 2.0 } else { 1.0 };
             match extents.shape(param.name) {
                 Some(shape) => bytes += times * size as f64 * shape.iter().map(|&n| n as f64).product::<f64>(),
                 None => unknown.push(param.name),
@@ -256,17 +262,20 @@ fn apply_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'stat
     }
 }
 
-/// Sets missing constants to common values.
+/// Sets missing constants to common values, which may depend on extents.
 fn default_constants(
     def: &KernelDef,
     hints: &dyn Hints,
+    extents: &Extents,
     tuned: &[&str],
     constants: &mut Vec<(&'static str, ConstValue)>,
     assumed: &mut Vec<String>,
 ) {
     let missing = choose::missing_constants(def, constants);
     for name in missing.into_iter().filter(|name| !tuned.contains(name)) {
-        if let Some(value) = hints.constant(name, constants) {
+        let dims = def.dims.iter().filter_map(|&dim| Some((dim, extents.value(&[], dim)?)));
+        let known: Vec<_> = constants.iter().cloned().chain(dims).collect();
+        if let Some(value) = hints.constant(name, &known) {
             assumed.push(format!("{name}={value}"));
             constants.push((name, value));
         }

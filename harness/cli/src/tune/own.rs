@@ -39,9 +39,8 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         return Err(CliError::usage(message, "omit it; `bench` times given constants"));
     }
     let tensors = || inputs.tensors(def, &launch.dtype);
-    let tuned = TunedLaunch { autotune, launch, set: launch.set.clone(), tensors: &tensors };
     // Mistakes on the command line are found before a worker starts.
-    tuned.check()?;
+    let tuned = TunedLaunch::new(autotune, launch, &launch.set, &tensors)?;
     super::tune(&[KernelProblem { tuned, inputs }], settings, kernels, out)
 }
 

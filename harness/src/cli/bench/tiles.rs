@@ -63,7 +63,7 @@ pub fn taken<T: Number>(
         precision.name(),
         bucket(problem.n_q),
         bucket(problem.n_k),
-        is_sub_wave(problem.batch * problem.heads_q, problem.n_q),
+        is_sub_wave([problem.batch, problem.heads_q], problem.n_q),
     );
     let is_for_this = |choice: &Choice| choice.key.split(',').all(|word| key.split(',').any(|mine| mine == word));
     let choices = autotune::current_choices();
