@@ -169,13 +169,22 @@ def products(m, n, k, only=None):
         if only not in (None, name):
             continue
         try:
-            found, expected = ours().double(), theirs().double()
+            expected = theirs()
+            expected_bytes = expected.element_size()
+            found, expected = ours().double(), expected.double()
         except RuntimeError as error:
             print(f"{name} {m} x {n} x {k}: {error}")
             continue
         error = ((found - expected).norm() / expected.norm()).item()
-        times = interleaved_ms({"ours": ours, "torch": theirs})
-        tflops = {name.replace("_ms", "_tflops"): 2 * m * n * k / ms / 1e9 for name, ms in times.items()}
+        both = {"ours": ours, "torch": theirs}
+        if m <= 64:
+            # Reading the weight bounds these: beside them, a copy that reads and writes as many bytes in sum.
+            moved = (m * k + n * k) * (2 if name == "bf16" else 1) + m * n * expected_bytes
+            source = torch.empty(moved // 2, dtype=torch.int8, device="cuda")
+            target = torch.empty_like(source)
+            both["copy"] = lambda source=source, target=target: target.copy_(source)
+        times = interleaved_ms(both)
+        tflops = {f"{side}_tflops": 2 * m * n * k / times[f"{side}_ms"] / 1e9 for side in ("ours", "torch")}
         row(case=f"product {m} x {n} x {k}, {name}", **times, **tflops, difference=error)
 
 
@@ -347,10 +356,12 @@ def main():
     arguments = parser.parse_args()
     row(case="machine", gpu=torch.cuda.get_device_name(), torch=torch.__version__)
     if not arguments.gpt_only:
-        for n in (1024, 2048, 4096, 8192):
+        for n in (512, 1024, 2048, 4096, 8192):
             products(n, n, n)
         for m in (1, 16, 64):
             products(m, 8192, 8192)
+            for n in (4096, 16384):
+                products(m, n, n, "bf16")
         # The models' products: attention's projections, both layers of the MLP, and the gradient of a weight.
         for d, d_ff in MODELS:
             for tokens in (512, 4096):
