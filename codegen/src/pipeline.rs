@@ -134,6 +134,36 @@ impl Pipeline<'_> {
         }
     }
 
+    /// The passes up to the schedule of loops.
+    fn schedule(&mut self, arch: GpuArch, options: &CompileOptions) {
+        self.pass("split_ctas", Stage::Tile, |f| {
+            let split = split_ctas::run(f, options.num_ctas);
+            split.expect("internal compiler error: a kernel that CTAs cannot share, after `check`; please report this");
+        });
+        self.pass("split_tiles", Stage::Tile, split_tiles::run);
+        self.tile_passes();
+        self.pass("expand_f64", Stage::Tile, expand_f64::run);
+        self.pass("assign_layouts", Stage::Layout, |f| assign_layouts::run(f, arch, options));
+        // Moves layout conversions of loop-invariant tiles out of loops.
+        self.pass("licm_layout", Stage::Layout, |f| {
+            licm::run(f);
+        });
+        self.pass("cse_layout", Stage::Layout, |f| {
+            cse::run(f);
+        });
+        self.pass("dce_layout", Stage::Layout, |f| {
+            dce::run(f);
+        });
+        self.pass("defer_reductions", Stage::Layout, defer_reductions::run);
+        self.pass("fuse_reductions", Stage::Layout, fuse_reductions::run);
+        self.pass("hoist_buffers", Stage::Layout, hoist_buffers::run);
+        self.pass("order_dots", Stage::Layout, order_dots::run);
+        self.pass("tma_stores", Stage::Layout, |f| tma_stores::run(f, arch, options));
+        let mut notes = Vec::new();
+        self.pass("schedule_loops", Stage::Schedule, |f| notes = schedule::choose(f, arch, options));
+        notes.iter().for_each(|note| self.observer.note(note));
+    }
+
     /// The passes that carry out a schedule: from stage *schedule* to stage *async*.
     fn carry_out(&mut self, arch: GpuArch, options: &CompileOptions) {
         let mut notes = Vec::new();
@@ -211,33 +241,15 @@ pub fn compile(
 /// Runs all passes on Tile IR for an NVIDIA GPU. The result is at stage *async*.
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
     let mut p = Pipeline { func: func.clone(), observer, failure: None };
-    p.pass("split_ctas", Stage::Tile, |f| {
-        let split = split_ctas::run(f, options.num_ctas);
-        split.expect("internal compiler error: a kernel that CTAs cannot share, after `check`; please report this");
-    });
-    p.pass("split_tiles", Stage::Tile, split_tiles::run);
-    p.tile_passes();
-    p.pass("expand_f64", Stage::Tile, expand_f64::run);
-    p.pass("assign_layouts", Stage::Layout, |f| assign_layouts::run(f, arch, options));
-    // Moves layout conversions of loop-invariant tiles out of loops.
-    p.pass("licm_layout", Stage::Layout, |f| {
-        licm::run(f);
-    });
-    p.pass("cse_layout", Stage::Layout, |f| {
-        cse::run(f);
-    });
-    p.pass("dce_layout", Stage::Layout, |f| {
-        dce::run(f);
-    });
-    p.pass("defer_reductions", Stage::Layout, defer_reductions::run);
-    p.pass("fuse_reductions", Stage::Layout, fuse_reductions::run);
-    p.pass("hoist_buffers", Stage::Layout, hoist_buffers::run);
-    p.pass("order_dots", Stage::Layout, order_dots::run);
-    p.pass("tma_stores", Stage::Layout, |f| tma_stores::run(f, arch, options));
-    let mut notes = Vec::new();
-    p.pass("schedule_loops", Stage::Schedule, |f| notes = schedule::choose(f, arch, options));
-    notes.iter().for_each(|note| p.observer.note(note));
+    p.schedule(arch, options);
     p.carry_out(arch, options);
+    p.func
+}
+
+/// The function that `schedule_loops` leaves: at stage *schedule*.
+pub fn scheduled(func: &Func, arch: GpuArch, options: &CompileOptions) -> Func {
+    let mut p = Pipeline { func: func.clone(), observer: &mut (), failure: None };
+    p.schedule(arch, options);
     p.func
 }
 
@@ -414,22 +426,6 @@ fn check_target(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<
                 .into(),
         ),
     })
-}
-
-/// The function that `schedule_loops` leaves: at stage *schedule*.
-pub fn scheduled(func: &Func, arch: GpuArch, options: &CompileOptions) -> Func {
-    struct Kept(Option<Func>);
-    impl Observer for Kept {
-        fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
-            if stage == Stage::Schedule {
-                self.0 = Some(func.clone());
-            }
-        }
-        fn llvm_ir(&mut self, _: &str) {}
-    }
-    let mut kept = Kept(None);
-    gpu_ir(func, arch, options, &mut kept);
-    kept.0.expect("internal compiler error: no pass schedules loops; please report this")
 }
 
 /// Rejects a schedule written by hand that is not one of this kernel or cannot be carried out.

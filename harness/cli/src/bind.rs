@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 
-use crate::choose::suggest;
+use crate::choose::{self, suggest};
 use crate::{CliError, Result};
 
 /// Strides of one tensor among the kernel's parameters.
@@ -129,8 +129,7 @@ impl Extents {
 
     /// The value of a constant, argument or extent: one of `known`, else what the name denotes.
     pub fn value(&self, known: &[(&'static str, ConstValue)], name: &str) -> Option<ConstValue> {
-        let given = known.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
-        given.or_else(|| self.of_name(name).ok().flatten().map(ConstValue::Int))
+        choose::given(known, name).or_else(|| self.of_name(name).ok().flatten().map(ConstValue::Int))
     }
 
     /// Returns the extent of a tensor's dimension `row`, or of its only dimension.

@@ -102,6 +102,11 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
     Ok(constants)
 }
 
+/// The value of a constant among those that are given.
+pub fn given(constants: &[(&str, ConstValue)], name: &str) -> Option<ConstValue> {
+    constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
+}
+
 /// Whether a value can have this type. Names of enum variants are checked by the kernel, which defines its enums.
 fn fits(value: &ConstValue, ty: &str) -> bool {
     match (ty, value) {

@@ -315,9 +315,7 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
     let dtypes = choose::dtypes(def, &arguments.dtype)?;
     let mut constants = choose::constants(def, &arguments.set)?;
     let config = configuration(arguments, def, kernels.autotune(def), &target, &dtypes, &mut constants)?;
-    let known = constants.clone();
-    let constant = |name: &str| known.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
-    constants.extend(def.heuristics(&constant));
+    constants.extend(def.heuristics(&|name| choose::given(&constants, name)));
     choose::check_complete(def, &constants)?;
     if matches!(target, Target::Host(_)) && arguments.options.has_schedule() {
         terminal::print_stderr(format_args!("note: code for the CPU has no schedule: its options have no effect"));
@@ -367,8 +365,7 @@ fn configuration(
     // Launches on the CPU have as many as it has threads.
     let programs = matches!(target, Target::Host(_)).then(|| Device::cpu().info().compute_units.into());
     let constant = |name: &str| {
-        let given = constants.iter().find(|(given, _)| *given == name).map(|(_, value)| value.clone());
-        given.or_else(|| programs.filter(|_| name == choose::PROGRAMS).map(ConstValue::Int))
+        choose::given(constants, name).or_else(|| programs.filter(|_| name == choose::PROGRAMS).map(ConstValue::Int))
     };
     let size = |name: &str| known.iter().find(|(given, _)| *given == name).map(|(_, size)| *size);
     let (config, source) = autotune.configuration_for(target, dtypes, &constant, &size)?;

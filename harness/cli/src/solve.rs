@@ -15,7 +15,7 @@ use tilewright_runtime::solver::{Found, Limits, solve};
 
 use crate::compile::{self, Emit, Request};
 use crate::value_parsers::seconds;
-use crate::{CliError, Kernels, Result, bind};
+use crate::{CliError, Kernels, Result, bind, choose};
 
 #[derive(Args)]
 // Its group would have the name of that of the arguments of `compile`.
@@ -165,7 +165,7 @@ fn fitting(entry: &Entry, request: &Request, autotune: &Autotune) -> Option<Conf
         in_key(generic.name).is_some_and(|(_, value)| value == dtype.to_string())
     };
     let of_constant = |param: &ParamDef| {
-        let given = constants.iter().find(|(known, _)| *known == param.name).map(|(_, value)| value.clone());
+        let given = choose::given(constants, param.name);
         let (default, tuned) = (def.default_of(param.name), config.constant(param.name));
         match (given.or(default.clone()), tuned, in_key(param.name)) {
             (None, _, _) => !matches!(param.kind, ParamKind::Constexpr { .. }),

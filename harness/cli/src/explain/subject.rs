@@ -49,8 +49,7 @@ impl Subject {
         let config = match kernels.autotune(def) {
             Some(autotune) => {
                 default_constants(def, hints, &extents, autotune.tuned, &mut constants, &mut assumed);
-                let constant =
-                    |name: &str| constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+                let constant = |name: &str| choose::given(&constants, name);
                 let size = |name: &str| extents.of_name(name).ok().flatten();
                 let (config, _) =
                     autotune.configuration_for(&Target::Nvptx(arguments.target), &dtypes, &constant, &size)?;
