@@ -267,6 +267,8 @@ class Shape(NamedTuple):
 
 # d_model and d_ff of the models of the course's table: small, medium, large, xl, 2.7B.
 MODELS = ((768, 3072), (1024, 4096), (1280, 5120), (1600, 6400), (2560, 10240))
+# Columns and depths of products of few rows.
+FEW_ROWS = ((4096, 4096), (8192, 8192), (16384, 16384), (4096, 14336), (14336, 4096), (6144, 4096))
 SHAPES = {
     "small": Shape(6, 384, 6, 4096, 16, 256),
     "base": Shape(12, 768, 12, 32000, 8, 1024),
@@ -358,10 +360,9 @@ def main():
     if not arguments.gpt_only:
         for n in (512, 1024, 2048, 4096, 8192):
             products(n, n, n)
-        for m in (1, 16, 64):
-            products(m, 8192, 8192)
-            for n in (4096, 16384):
-                products(m, n, n, "bf16")
+        for n, k in FEW_ROWS:
+            for m in (1, 8, 16, 32, 48, 64):
+                products(m, n, k)
         # The models' products: attention's projections, both layers of the MLP, and the gradient of a weight.
         for d, d_ff in MODELS:
             for tokens in (512, 4096):

@@ -6,6 +6,8 @@
 //! tutorial, here [`swizzle2d`]). A persistent program computes tile after tile: its producer warps load the next tile
 //! while it stores the previous one. If two persistent programs share an SM and take turns, one multiplies while the
 //! other stores.
+//!
+//! On Hopper a product of few rows is computed as cᵀ = bᵀ·aᵀ: tiles of `wgmma` have at least 64 rows, but may have 8 columns.
 
 use crate::activation::{Activation, activate};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
@@ -294,8 +296,11 @@ fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
     mut c: TensorMut<'_, C, 2>,
     options: Options,
 ) -> Result<()> {
-    if is_col_major(c.strides()) {
-        // cᵀ = bᵀ·aᵀ is row-major.
+    let ([m, k], [_, n]) = (a.shape(), b.shape());
+    // The launch reports operands that do not fit, by their own names.
+    let fits = b.shape() == [k, n] && c.shape() == [m, n];
+    if fits && few_rows::<T>(device, [m, n]).unwrap_or_else(|| is_col_major(c.strides())) {
+        // cᵀ = bᵀ·aᵀ, which is row-major or has few columns.
         let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
         let addend_tensor = match addend_tensor {
             AddendTensor::Other(other) => AddendTensor::Other(other.transposed(0, 1)),
@@ -345,6 +350,13 @@ fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
         replicas: tuned(),
     }
     .launch_tuned(device)
+}
+
+/// Whether a product [m, n] is to be transposed, so that it has few columns instead of few rows; `None` if it has neither,
+/// or where that was not measured.
+pub(crate) fn few_rows<T: Dtype>(device: &Device, [m, n]: [usize; 2]) -> Option<bool> {
+    let hopper = matches!(device.target(), Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
+    (hopper && T::dtype().bytes() <= 2 && m.min(n) <= FEW).then_some(m < n)
 }
 
 /// The SMs of a device without those that are reserved, at least one.
@@ -550,8 +562,13 @@ pub(crate) fn cut_among([m, n, k]: [usize; 3], sms: usize, bytes: usize, step: i
     /// Bytes per microsecond of results that are wider than those of two bytes, as fitted: an SM's share of the 3.35 TB/s of
     /// an H100's memory is 25 000.
     const STORED: f64 = 28_000.0;
+    if n <= FEW && n <= m {
+        let tile = [widest_in_fewest_rounds(m, [64, 128], sms), n.next_power_of_two().max(8)];
+        return Cut { tile, programs: Programs::OfOneTile };
+    }
     if m <= 64 {
-        return cut_of_few_rows(m, n);
+        let tile = [64, widest_in_fewest_rounds(n, [32, 64, 128, 256], sms)];
+        return Cut { tile, programs: Programs::OfOneTile };
     }
     let steps = k as f64 / 64.0;
     let times = TILES.iter().flat_map(|&(tile, alone, persistent, turns)| {
@@ -582,36 +599,37 @@ pub(crate) fn cut_among([m, n, k]: [usize; 3], sms: usize, bytes: usize, step: i
 /// Programs that keep most SMs of a Hopper GPU busy.
 const MIN_PROGRAMS: usize = 120;
 
-/// The cut of a product with at most 64 rows, the fewest of `wgmma`, which reading b bounds: the widest tiles that leave work
-/// for most SMs. All programs read the same rows of a: where those are few lines of the L2 cache, fewer programs wait less for
-/// each other (`…-matmul-tiles.jsonl`, 1 and 16 rows).
-fn cut_of_few_rows(m: usize, n: usize) -> Cut {
-    const FEW: usize = 32;
-    let enough = if m <= FEW { MIN_PROGRAMS / 2 } else { MIN_PROGRAMS };
-    let columns = match () {
-        () if n.div_ceil(256) >= MIN_PROGRAMS => 256,
-        () if n.div_ceil(128) >= enough => 128,
-        () if n.div_ceil(64) >= enough => 64,
-        () => 32,
-    };
-    Cut { tile: [64, columns], programs: Programs::OfOneTile }
+/// The most rows or columns of a product that is bound by reading one operand, and is cut by the rows or columns of the result
+/// that this operand gives.
+const FEW: usize = 32;
+
+/// How many of n rows or columns a tile has, where reading them takes the time: an SM reads those of its rounds of tiles one
+/// after the other. Of `sizes`, in ascending order, the last with the fewest in all rounds.
+fn widest_in_fewest_rounds<const N: usize>(n: usize, sizes: [usize; N], sms: usize) -> usize {
+    let read = |size: &usize| n.div_ceil(*size).div_ceil(sms.max(1)).max(1).saturating_mul(*size);
+    sizes.into_iter().rev().min_by_key(read).unwrap_or(64)
 }
 
 /// The configuration for Hopper of a product of operands of one or two bytes. Producer warps load rows of 128 bytes, and of
-/// 256 for narrow tiles of two-byte types, whose steps would be shorter than the waits between them. The compiler reduces
-/// the stages to those that fit.
+/// 256 or 512 for narrow tiles of two-byte types, whose steps would be shorter than the waits between them. The compiler
+/// reduces the stages to those that fit.
 pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, Cut { tile, programs }: Cut) -> Config {
-    const MOST_STAGES: usize = 8;
+    // Bytes in flight bound products of few rows (`…-matmul-few-rows.jsonl`).
+    let most_stages = 16 / bytes;
     let [m_tile, n_tile] = tile;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
-    let row_bytes = if m_tile == 64 && n_tile < 128 && bytes == 2 { 256 } else { 128 };
+    let row_bytes = match n_tile {
+        ..=16 if m_tile == 64 && bytes == 2 => 512,
+        ..=127 if m_tile == 64 && bytes == 2 => 256,
+        _ => 128,
+    };
     let k_tile = size("k").clamp(32, row_bytes / bytes);
     let steps = size("k").div_ceil(k_tile);
     let turns = programs == Programs::Turns;
     let config = Config::default().set("m_tile", m_tile).set("n_tile", n_tile).set("k_tile", k_tile);
     let config = config.set("persistent", programs != Programs::OfOneTile).set("replicas", if turns { 2 } else { 1 });
     let config = config.num_warps(if m_tile > 64 && !turns { 8 } else { 4 });
-    let config = config.num_stages(MOST_STAGES.min(steps.max(2)) as u32);
+    let config = config.num_stages(most_stages.min(steps.max(2)) as u32);
     Config { schedule: Schedule { warp_specialize: Some(true), ..Schedule::default() }, ..config }
 }
 
@@ -659,10 +677,19 @@ mod tests {
 
     #[test]
     fn products_of_few_rows_are_cut_by_columns() {
-        assert_eq!([[0, 4096, 4096], [1, 4608, 4096], [64, 8192, 8192]].map(text), ["64x64"; 3]);
-        assert_eq!([[1, 8192, 8192], [32, 14336, 4096], [64, 16384, 4096]].map(text), ["64x128"; 3]);
-        assert_eq!([[64, 64, 64], [1, 0, 0], [16, 2048, 8192]].map(text), ["64x32"; 3]);
-        assert_eq!(text([1, 131_072, 4096]), "64x256");
+        assert_eq!([[0, 4096, 4096], [48, 4096, 4096], [64, 64, 64]].map(text), ["64x32"; 3]);
+        // Two rounds of 32 columns, of 64 and of 128, are one of as many more.
+        assert_eq!([[33, 6144, 4096], [64, 8192, 8192]].map(text), ["64x64"; 2]);
+        assert_eq!([[64, 14336, 4096], [64, 16384, 4096]].map(text), ["64x128"; 2]);
+        assert_eq!([text([64, 131_072, 4096]), text([64, usize::MAX, 1])], ["64x256", "64x128"]);
+    }
+
+    #[test]
+    fn products_of_few_columns_are_cut_by_rows() {
+        assert_eq!([[4096, 1, 4096], [8192, 8, 8192]].map(text), ["64x8"; 2]);
+        assert_eq!([[8192, 9, 8192], [4096, 16, 0], [8192, 32, 64]].map(text), ["64x16", "64x16", "64x32"]);
+        assert_eq!([[16384, 1, 16384], [16384, 32, 16384], [usize::MAX, 0, 1]].map(text), ["128x8", "128x32", "128x8"]);
+        assert_eq!(text([8192, 33, 8192]), "64x64");
     }
 
     #[test]

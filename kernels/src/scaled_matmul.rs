@@ -4,7 +4,7 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::{Cut, Programs, SMS, config_of_cut, cut_among, grid, is_col_major, order};
+use crate::matmul::{Cut, Programs, SMS, config_of_cut, cut_among, few_rows, grid, is_col_major, order};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
@@ -138,7 +138,7 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
     b: Tensor<'_, T, 2>,
     scales: Scales<'_>,
     fast_accumulation: bool,
-    mut c: TensorMut<'_, O, 2>,
+    c: TensorMut<'_, O, 2>,
 ) -> Result<()> {
     let ([m, k], [_, n]) = (a.shape(), b.shape());
     expect_sums_fit::<T>(k)?;
@@ -157,6 +157,16 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
             expect_shape("scaled_matmul", "the scales of b", of_b.shape(), [n])?;
             (Scaling::Rowwise, of_a.view(), of_b.view(), [of_a.strides()[0], of_b.strides()[0]])
         }
+    };
+    // The launch reports operands that do not fit, by their own names.
+    let fits = b.shape() == [k, n] && c.shape() == [m, n];
+    let ([a, b], mut c, [a_scale, b_scale], strides) = match few_rows::<T>(device, [m, n]) {
+        // cᵀ = bᵀ·aᵀ.
+        Some(true) if fits => {
+            let transposed = [b.transposed(0, 1), a.transposed(0, 1)];
+            (transposed, c.transposed(0, 1), [b_scale, a_scale], [strides[1], strides[0]])
+        }
+        _ => ([a, b], c, [a_scale, b_scale], strides),
     };
     ScaledMatmul {
         a_col_major: is_col_major(a.strides()),

@@ -1,8 +1,9 @@
 //! Batched dots, as native code and on simulated GPUs, against sums in f64.
 
+use tilewright::kernels::matmul::Options;
 use tilewright::prelude::*;
 use tilewright_tests::numerics::integers;
-use tilewright_tests::on_device::devices;
+use tilewright_tests::on_device::{ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, check_matmul, check_scaled_matmul, devices};
 
 /// a [batch, m, k] × b [batch, k, n], row-major, from the elements with these indices.
 fn product([batch, m, n, k]: [usize; 4], a: impl Fn(usize) -> f64, b: impl Fn(usize) -> f64) -> Vec<f64> {
@@ -137,6 +138,25 @@ fn leading_dimensions_of_one_are_no_obstacle() {
             .unwrap_or_else(|error| panic!("{device}: {error}"));
             let found: Vec<f64> = c.to_vec().unwrap().into_iter().map(f64::from).collect();
             assert_eq!(found, want, "{device}: {flat}");
+        }
+    }
+}
+
+/// The library's products of few rows, which Hopper computes transposed, of few columns, and of both.
+#[test]
+fn products_of_few_rows_match() {
+    for device in devices() {
+        let columns = |a, b, c| ColumnMajor { a, b, c };
+        for (shape, spacing, columns) in [
+            ([1, 136, 72], DENSE, columns(false, true, false)),
+            ([5, 66, 40], GAPS, columns(false, false, true)),
+            ([17, 72, 40], ALIGNED_GAPS, columns(true, true, false)),
+            ([72, 9, 40], DENSE, columns(false, true, false)),
+            ([8, 8, 40], DENSE, columns(false, true, true)),
+            ([3, 40, 0], DENSE, columns(false, false, false)),
+        ] {
+            check_matmul::<bf16>(&device, shape, spacing, columns, Options::default());
+            check_scaled_matmul::<F8E4M3, bf16>(&device, shape, spacing, columns, 5e-3);
         }
     }
 }
