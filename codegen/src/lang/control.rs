@@ -438,9 +438,8 @@ impl LoopCondition for Scalar<bool> {
 }
 
 impl LoopCondition for Tile<bool> {
-    #[track_caller]
     fn condition(self) -> Value {
-        check_condition(self.value())
+        self.value()
     }
 }
 
@@ -481,6 +480,7 @@ pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
         let inner = S::rebuild(&state, &mut values.iter().copied());
         condition(inner).condition()
     });
+    check_condition(flag);
     emit_in(before, |b| {
         let mut operands = vec![flag];
         operands.extend(b.func.block(before).params.clone());

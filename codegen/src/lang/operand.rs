@@ -249,7 +249,8 @@ impl<L, T: AssignLiteral<L>> ArmLiteral<L> for T {
 #[diagnostic::on_unimplemented(
     message = "cannot assign a `{Self}` to a variable of type `{Variable}`",
     label = "expected `{Variable}`",
-    note = "a variable keeps its type and shape; initialized with `0` or `0.0`, it is an i32 or f32 scalar in a loop or branch",
+    note = "a variable keeps its type and shape; one that starts with `0` or `0.0` is an i32 or f32 scalar in a `range` loop; \
+            elsewhere write `scalar::<f32>(0.0)`; a tile of one element becomes a scalar by `.scalar()`",
     note = "initialize it with a value of its final type (`zeros::<f32>([n])` for a tile, `scalar::<i64>(0)` for another number, `let mut n: usize \
             = 0` for one known at specialization), or convert the new value with `.to::<…>()`"
 )]

@@ -79,7 +79,13 @@ impl Body {
 
     fn statement(&mut self, stmt: &Stmt) -> TokenStream {
         match stmt {
-            Stmt::Local(local) => self.local(local),
+            Stmt::Local(local) => {
+                let pat = match &local.pat {
+                    Pat::Type(typed) => &typed.pat,
+                    pat => pat,
+                };
+                self.local(local, &pat.to_token_stream())
+            }
             Stmt::Item(item) => item.to_token_stream(),
             Stmt::Macro(m) => {
                 let tokens = self.macro_call(&m.mac);
@@ -89,13 +95,14 @@ impl Body {
         }
     }
 
-    fn local(&mut self, local: &Local) -> TokenStream {
-        let (pat, ty) = match &local.pat {
-            Pat::Type(typed) => (&*typed.pat, Some(&*typed.ty)),
-            other => (other, None),
+    /// Expands a `let` that binds `pat`, which need not be its own pattern.
+    pub fn local(&mut self, local: &Local, pat: &TokenStream) -> TokenStream {
+        let ty = match &local.pat {
+            Pat::Type(typed) => Some(&*typed.ty),
+            _ => None,
         };
         let Some(init) = &local.init else {
-            let names: Vec<String> = bound_names(pat).iter().map(Ident::to_string).collect();
+            let names: Vec<String> = bound_names(&local.pat).iter().map(Ident::to_string).collect();
             let name = names.first().map_or("it", String::as_str);
             return self.reject(
                 local.span(),
@@ -108,7 +115,7 @@ impl Body {
             return self.reject(token.span(), "`let … else` cannot be translated: kernels have no refutable patterns");
         }
         let literals = if ty.is_some() { Literals::Keep } else { Literals::Adapt };
-        self.bind(pat.to_token_stream(), ty, &init.expr, literals)
+        self.bind(pat.clone(), ty, &init.expr, literals)
     }
 
     /// Expands `let pat: ty = expr;`, where the expression may assign outer variables.

@@ -108,26 +108,55 @@ impl Body {
         let vars = result.vars;
         let copies = if vars.is_empty() { quote!() } else { quote!(let (#(mut #vars,)*) = (#(#vars,)*);) };
         if !result.value {
-            let inner = self.unit_statements(&block.stmts);
-            return quote!(#copies #inner (#(#vars,)*));
+            let (inner, ends) = self.unit_statements(&block.stmts, vars);
+            return quote!(#copies #inner (#(#ends,)*));
         }
         let value = hygienic("inner");
         match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) => {
-                let before = self.statements(before);
+                let (before, ends) = self.unit_statements(before, vars);
                 let bind = self.bind(quote!(#value), None, last, super::body::Literals::Adapt);
-                quote!(#copies #before #bind (#value, #(#vars,)*))
+                quote!(#copies #before #bind (#value, #(#ends,)*))
             }
             _ => {
-                let inner = self.statements(&block.stmts);
-                quote!(#copies #inner ((), #(#vars,)*))
+                let (inner, ends) = self.unit_statements(&block.stmts, vars);
+                quote!(#copies #inner ((), #(#ends,)*))
             }
         }
     }
 
-    /// Expands statements whose last expression has no value, or an unused one.
-    fn unit_statements(&mut self, stmts: &[Stmt]) -> TokenStream {
-        self.statements(stmts)
+    /// Expands the statements of a block whose last expression has no value, or an unused one, and gives what holds the outer
+    /// variables `vars` at its end: a `let` may give one of their names to another variable.
+    fn unit_statements(&mut self, stmts: &[Stmt], vars: &[Ident]) -> (TokenStream, Vec<Ident>) {
+        let mut ends = vars.to_vec();
+        let mut tokens = TokenStream::new();
+        for stmt in stmts {
+            let mut shadowed: Vec<usize> = Vec::new();
+            if let Stmt::Local(local) = stmt
+                && local.init.is_some()
+            {
+                let names = bound_names(&local.pat);
+                shadowed.extend((0..vars.len()).filter(|&i| ends[i] == vars[i] && names.contains(&vars[i])));
+            }
+            let (Stmt::Local(local), false) = (stmt, shadowed.is_empty()) else {
+                tokens.extend(self.statements(std::slice::from_ref(stmt)));
+                continue;
+            };
+            // The value may still read and assign the outer variable.
+            let value = hygienic("shadowing");
+            let pat = match &local.pat {
+                Pat::Type(typed) => &typed.pat,
+                pat => pat,
+            };
+            tokens.extend(self.local(local, &value.to_token_stream()));
+            for i in shadowed {
+                let outer = hygienic(&format!("outer_{i}"));
+                let var = std::mem::replace(&mut ends[i], outer.clone());
+                tokens.extend(quote!(let #outer = #var;));
+            }
+            tokens.extend(quote!(let #pat = #value;));
+        }
+        (tokens, ends)
     }
 
     /// Expands `if` to a call that returns the tuple of yielded values.
@@ -245,20 +274,20 @@ impl Body {
         match kind.as_deref() {
             Some("range") => {
                 let range = self.expr(&e.expr);
-                let inner = self.unit_statements(&e.body.stmts);
+                let (inner, ends) = self.unit_statements(&e.body.stmts, &vars);
                 let names = vars.iter().map(Ident::to_string);
                 let span = e.for_token.span();
                 let lang = lang(span);
                 quote_spanned! {span=>
                     let (#(mut #vars,)*) = #lang::control::for_range(
                         #range, (#(#vars,)*), &[#(#names),*],
-                        |#pat, (#(mut #vars,)*)| { #inner (#(#vars,)*) },
+                        |#pat, (#(mut #vars,)*)| { #inner (#(#ends,)*) },
                     );
                 }
             }
             Some("static_range") => {
                 let range = self.expr(&e.expr);
-                let inner = self.unit_statements(&e.body.stmts);
+                let (inner, ends) = self.unit_statements(&e.body.stmts, &vars);
                 if vars.is_empty() {
                     return quote!(for #pat in #range { #inner });
                 }
@@ -267,7 +296,7 @@ impl Body {
                         (#(#vars,)*) = {
                             let (#(mut #vars,)*) = (#(#vars,)*);
                             #inner
-                            (#(#vars,)*)
+                            (#(#ends,)*)
                         };
                     }
                 }
@@ -292,7 +321,7 @@ impl Body {
             return self.reject(e.while_token.span(), message);
         }
         let condition = self.condition(&e.cond);
-        let inner = self.unit_statements(&e.body.stmts);
+        let (inner, ends) = self.unit_statements(&e.body.stmts, &vars);
         let names = vars.iter().map(Ident::to_string);
         let span = e.while_token.span();
         let lang = lang(span);
@@ -300,7 +329,7 @@ impl Body {
             let (#(mut #vars,)*) = #lang::control::while_loop(
                 (#(#vars,)*), &[#(#names),*],
                 |(#(#vars,)*)| #condition,
-                |(#(mut #vars,)*)| { #inner (#(#vars,)*) },
+                |(#(mut #vars,)*)| { #inner (#(#ends,)*) },
             );
         }
     }

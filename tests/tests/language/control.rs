@@ -107,6 +107,137 @@ fn branches_assign_give_values_and_shadow() {
     }
 }
 
+/// Variables of blocks take the names of outer ones that the blocks have assigned before.
+#[kernel]
+fn shadows(x: In<f32>, out: Out<f32>, a: i32, n: i32, #[constexpr] flag: bool) {
+    let mut v = a;
+    let mut w = a;
+    if a > 1 {
+        v = a + 1;
+        let v = a + 10;
+        store(out, v.to::<f32>());
+        w = v + 100;
+        let (w, z) = (w + 1000, v);
+        store(out + 1, (w + z).to::<f32>());
+    } else {
+        let v = v + 5;
+        w = v;
+    }
+    store(out + 2, v.to::<f32>());
+    store(out + 3, w.to::<f32>());
+    let mut acc = scalar::<f32>(0.0);
+    for i in range(0, n) {
+        acc += load(x + i);
+        let acc = (acc * 2.0).to::<f16>();
+        store(out + 4, acc.to::<f32>());
+    }
+    store(out + 5, acc);
+    for _ in static_range(0, 2) {
+        acc = acc + 1.0;
+        let acc = acc * 0.0;
+        store(out + 6, acc);
+    }
+    store(out + 7, acc);
+    while v < 40 {
+        v = v * 3;
+        let v = if v > 20 {
+            w = v;
+            v + 7
+        } else {
+            0
+        };
+        store(out + 8, v.to::<f32>());
+    }
+    {
+        w = w + 1;
+        let mut w = acc;
+        w = w + 0.5;
+        store(out + 9, w);
+    }
+    let sum = if flag {
+        v += 1;
+        let v = w;
+        v + 1
+    } else {
+        v
+    };
+    store(out + 10, v.to::<f32>());
+    store(out + 11, w.to::<f32>());
+    store(out + 12, sum.to::<f32>());
+}
+
+/// The same in Rust.
+fn shadowed(x: &[f32], a: i32, flag: bool) -> [f32; 13] {
+    let mut out = [f32::NAN; 13];
+    let mut v = a;
+    let mut w;
+    if a > 1 {
+        v = a + 1;
+        let v = a + 10;
+        out[0] = v as f32;
+        w = v + 100;
+        let (w, z) = (w + 1000, v);
+        out[1] = (w + z) as f32;
+    } else {
+        let v = v + 5;
+        w = v;
+    }
+    out[2] = v as f32;
+    out[3] = w as f32;
+    let mut acc = 0.0;
+    for value in x {
+        acc += value;
+        let acc = acc * 2.0;
+        out[4] = acc;
+    }
+    out[5] = acc;
+    for _ in 0..2 {
+        acc += 1.0;
+        let acc = acc * 0.0;
+        out[6] = acc;
+    }
+    out[7] = acc;
+    while v < 40 {
+        v *= 3;
+        let v = if v > 20 {
+            w = v;
+            v + 7
+        } else {
+            0
+        };
+        out[8] = v as f32;
+    }
+    {
+        w += 1;
+        let mut w = acc;
+        w += 0.5;
+        out[9] = w;
+    }
+    let sum = if flag {
+        v += 1;
+        let v = w;
+        v + 1
+    } else {
+        v
+    };
+    out[10] = v as f32;
+    out[11] = w as f32;
+    out[12] = sum as f32;
+    out
+}
+
+#[test]
+fn shadowed_variables_keep_their_values() {
+    let x = [1.0, 2.5, 4.0];
+    for (a, flag) in [(1, false), (2, true), (40, true)] {
+        let args = [Arg::F32(&x), Arg::OutF32(13), Arg::Int(a.into()), Arg::Int(x.len() as i64)];
+        let got = run(&SHADOWS, &vec![("flag", ConstValue::Bool(flag))], &args, 1).f32(1);
+        let want = shadowed(&x, a, flag);
+        let same = |(found, want): (&f32, &f32)| found == want || found.is_nan() && want.is_nan();
+        assert!(got.iter().zip(&want).all(same), "{a} {flag}: {got:?}, but {want:?} in Rust");
+    }
+}
+
 #[kernel]
 fn early_return(out: Out<i32>, a: i32) {
     store(out, 1);

@@ -141,6 +141,15 @@ fn condition_is_a_tile(x: In<f32>, out: Out<f32>) {
 }
 
 #[kernel]
+fn while_condition_is_a_tile(x: In<f32>, out: Out<f32>) {
+    let mut v = load(x + arange(0, 64));
+    while v > 1.0 {
+        v = v * 0.5;
+    }
+    store(out + arange(0, 64), v);
+}
+
+#[kernel]
 fn no_such_axis(x: In<f32>, out: Out<f32>) {
     let v = load(x + arange(0, 64));
     store(out, sum(v, axis = 1));
@@ -272,6 +281,7 @@ fn mistakes_name_the_line() {
         &DOT_OF_MANY_MATRICES,
         &MORE_PRODUCTS_THAN_K,
         &CONDITION_IS_A_TILE,
+        &WHILE_CONDITION_IS_A_TILE,
         &NO_SUCH_AXIS,
         &GATHERS_FROM_ANOTHER_SHAPE,
         &TOO_MANY_OF_THE_LARGEST,
