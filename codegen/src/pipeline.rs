@@ -52,6 +52,8 @@ struct Pipeline<'o> {
     /// For a schedule written by hand, which may ask for what no pass can do: the first pass that fails, and why. It ends the
     /// pipeline. Else `None`, and a pass that fails is a mistake of the compiler.
     failure: Option<Result<(), String>>,
+    /// Whether a pass has said what it does not do.
+    has_notes: bool,
 }
 
 /// The names of passes that [`Observer::after`] receives, in the order of the pipelines.
@@ -161,7 +163,7 @@ impl Pipeline<'_> {
         self.pass("tma_stores", Stage::Layout, |f| tma_stores::run(f, arch, options));
         let mut notes = Vec::new();
         self.pass("schedule_loops", Stage::Schedule, |f| notes = schedule::choose(f, arch, options));
-        notes.iter().for_each(|note| self.observer.note(note));
+        self.note(&notes);
     }
 
     /// The passes that carry out a schedule: from stage *schedule* to stage *async*.
@@ -185,6 +187,14 @@ impl Pipeline<'_> {
         self.pass("spread_loads", Stage::Async, spread_loads::run);
         self.pass("early_release", Stage::Async, early_release::run);
         self.pass("pingpong", Stage::Async, |f| notes = pingpong::run(f, options));
+        self.note(&notes);
+        if !self.has_notes {
+            self.note(&schedule::requests::unfollowed(&self.func, options));
+        }
+    }
+
+    fn note(&mut self, notes: &[String]) {
+        self.has_notes |= !notes.is_empty();
         notes.iter().for_each(|note| self.observer.note(note));
     }
 
@@ -240,7 +250,7 @@ pub fn compile(
 
 /// Runs all passes on Tile IR for an NVIDIA GPU. The result is at stage *async*.
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
-    let mut p = Pipeline { func: func.clone(), observer, failure: None };
+    let mut p = Pipeline { func: func.clone(), observer, failure: None, has_notes: false };
     p.schedule(arch, options);
     p.carry_out(arch, options);
     p.func
@@ -248,7 +258,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
 
 /// The function that `schedule_loops` leaves: at stage *schedule*.
 pub fn scheduled(func: &Func, arch: GpuArch, options: &CompileOptions) -> Func {
-    let mut p = Pipeline { func: func.clone(), observer: &mut (), failure: None };
+    let mut p = Pipeline { func: func.clone(), observer: &mut (), failure: None, has_notes: false };
     p.schedule(arch, options);
     p.func
 }
@@ -435,7 +445,7 @@ fn check_schedule(func: &Func, arch: GpuArch, options: &CompileOptions) -> Resul
     let Some(text) = options.loops.as_deref().filter(|text| schedule::given::is_text(text)) else { return Ok(()) };
     let mut scheduled = scheduled(func, arch, &CompileOptions { loops: None, ..options.clone() });
     let carried_out = schedule::given::apply(&mut scheduled, text).and_then(|()| {
-        let mut p = Pipeline { func: scheduled, observer: &mut (), failure: Some(Ok(())) };
+        let mut p = Pipeline { func: scheduled, observer: &mut (), failure: Some(Ok(())), has_notes: false };
         p.carry_out(arch, options);
         p.failure.unwrap_or(Ok(()))
     });
@@ -499,7 +509,7 @@ pub fn compile_host(
     observer: &mut dyn Observer,
 ) -> Result<Artifact, CompileError> {
     check_options(func, options)?;
-    let mut p = Pipeline { func: func.clone(), observer, failure: None };
+    let mut p = Pipeline { func: func.clone(), observer, failure: None, has_notes: false };
     p.pass("split_tiles", Stage::Tile, split_tiles::run);
     p.pass("carried_offsets", Stage::Tile, |f| {
         carried_offsets::run(f);

@@ -292,16 +292,37 @@ fn invalid_num_warps_for_warp_specialization_is_rejected() {
     }
 }
 
+/// The notes on a shipped configuration with another schedule.
+fn notes_of(name: &str, dtype: DType, arch: GpuArch, schedule: Schedule) -> Vec<String> {
+    let all = configurations(dtype);
+    let configuration = all.iter().find(|c| c.def.name == name).expect("a configuration");
+    let func = configuration.record(&well_aligned(configuration.def));
+    let options = CompileOptions { schedule, ..configuration.options.clone() };
+    notes::gpu_ir(&func, arch, &options).1
+}
+
+/// Requests that nothing in the code follows are noted.
+#[test]
+fn requests_without_effect_are_explained() {
+    let none = Schedule::default();
+    for (name, dtype, schedule, reason) in [
+        ("softmax_rows", DType::BF16, Schedule { tma: Some(true), ..none }, "TMA loads are requested"),
+        ("softmax_rows", DType::BF16, Schedule { overlap: Some(true), ..none }, "no loop has a `wgmma`"),
+        ("softmax_rows", DType::BF16, Schedule { wgmma_f32: Some(true), ..none }, "no dot is one"),
+        ("matmul", DType::BF16, Schedule { wgmma_f32: Some(true), ..none }, "no dot is one"),
+        ("column_sum", DType::BF16, Schedule { tma_stores: Some(true), ..none }, "TMA stores are requested"),
+    ] {
+        let notes = notes_of(name, dtype, GpuArch::Sm90a, schedule);
+        assert!(notes.len() == 1 && notes[0].contains(reason), "{name}: {notes:?}");
+    }
+    let all = Schedule { tma: Some(true), tma_stores: Some(true), ..none };
+    assert_eq!(notes_of("matmul", DType::BF16, GpuArch::Sm90a, all), [""; 0]);
+}
+
 /// Requested warp specialization that is not possible gives a note with the reason.
 #[test]
 fn missing_warp_specialization_is_explained() {
-    let of = |name: &str, dtype, arch, schedule| {
-        let all = configurations(dtype);
-        let configuration = all.iter().find(|c| c.def.name == name).expect("a configuration");
-        let func = configuration.record(&well_aligned(configuration.def));
-        let options = CompileOptions { schedule, ..configuration.options.clone() };
-        notes::gpu_ir(&func, arch, &options).1
-    };
+    let of = notes_of;
     let requested = Schedule { warp_specialize: Some(true), ..Schedule::default() };
     assert!(of("matmul", DType::BF16, GpuArch::Sm90a, requested).is_empty());
     assert!(of("matmul", DType::BF16, GpuArch::Sm80, Schedule::default()).is_empty());

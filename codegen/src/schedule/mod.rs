@@ -20,6 +20,7 @@ pub mod overlap;
 pub mod partitions;
 mod prefetch;
 pub mod problem;
+pub mod requests;
 mod slice;
 pub mod stages;
 pub mod turns;
