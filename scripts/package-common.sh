@@ -22,7 +22,7 @@ put() {
 # put_gpu_tests: adds the tests that need a GPU.
 put_gpu_tests() {
     local name
-    for name in gpu gpu_random devices; do
+    for name in gpu gpu_random devices language; do
         put "$name" "$name-[0-9a-f]+" test -p tilewright-tests --test "$name" --no-run
     done
 }

@@ -1,9 +1,11 @@
-//! Runs kernels in the interpreter, as recorded and after the GPU pipelines, and on the simulated GPU.
+//! Runs kernels in the interpreter, as recorded and after the GPU pipelines, as native code, and on the simulated GPU.
 
 use std::collections::BTreeMap;
 
+use crate::erased::{self, Value};
 use crate::numerics::HostTensor;
 use crate::solved;
+use tilewright::prelude::Device;
 use tilewright_codegen::interp::{self, ArgValue, BufferId, Memory};
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
@@ -46,6 +48,8 @@ pub enum Form {
     Specialized,
     /// Specialized Tile IR after the passes for that GPU.
     Gpu(GpuArch),
+    /// On the CPU.
+    Native,
     /// On the simulated GPU, which checks every access and reports races.
     Simulated { arch: GpuArch, num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with TMA loads; also the IR of the last stage in the interpreter.
@@ -70,8 +74,9 @@ pub enum Loads {
     WarpSpecialized,
 }
 
-/// Forms that run in the interpreter.
-pub const FORMS: [Form; 4] = [Form::Recorded, Form::Specialized, Form::Gpu(GpuArch::Sm80), Form::Gpu(GpuArch::Sm90a)];
+/// Forms that run in the interpreter, and on the CPU.
+pub const FORMS: [Form; 5] =
+    [Form::Recorded, Form::Specialized, Form::Gpu(GpuArch::Sm80), Form::Gpu(GpuArch::Sm90a), Form::Native];
 
 /// Forms that run on the simulated GPU, which is many times slower: several warps, and on Hopper a warpgroup.
 pub const SIMULATED: [Form; 2] = [
@@ -156,7 +161,7 @@ fn with_tensors<'a>(def: &KernelDef, given: &'a mut [Arg<'_>]) -> Vec<Arg<'a>> {
 /// and extents of tensor parameters.
 pub fn interpret(
     form: Form,
-    def: &KernelDef,
+    def: &'static KernelDef,
     dtypes: &[DType],
     consts: &[(&str, ConstValue)],
     grid: [u32; 3],
@@ -167,6 +172,18 @@ pub fn interpret(
     let func = record(def, dtypes, consts, &spec);
     let result = match form {
         Form::Recorded | Form::Specialized => run(&func, grid, args),
+        Form::Native => {
+            let before: Vec<Value> = args.iter().map(value).collect();
+            run(&func, grid, args).map(|()| {
+                // SAFETY: the interpreter has checked the accesses.
+                let memory = unsafe { erased::launch(&Device::cpu(), def, dtypes, consts, grid, &before) };
+                for (arg, bytes) in args.iter_mut().zip(memory) {
+                    if let (Arg::Out(tensor), Some(bytes)) = (arg, bytes) {
+                        tensor.bytes = bytes;
+                    }
+                }
+            })
+        }
         Form::Gpu(arch) => run(&pipeline::gpu_ir(&func, arch, &CompileOptions::default(), &mut ()), grid, args),
         Form::Simulated { arch, num_warps, num_stages } => {
             let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
@@ -222,6 +239,15 @@ pub fn interpret(
     };
     if let Err(e) = result {
         panic!("{form:?}: {e}\n{}", tilewright_codegen::text::print(&func));
+    }
+}
+
+fn value(arg: &Arg) -> Value {
+    match arg {
+        Arg::In(tensor) => Value::Memory(tensor.bytes.clone(), tensor.first_byte()),
+        Arg::Out(tensor) => Value::Memory(tensor.bytes.clone(), tensor.first_byte()),
+        Arg::Int(n) => Value::Int(*n),
+        Arg::Float(x) => Value::Float(*x),
     }
 }
 

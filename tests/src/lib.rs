@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod configurations;
+pub mod erased;
 pub mod examples;
 pub mod interpret;
 pub mod loops;

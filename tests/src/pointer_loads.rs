@@ -156,3 +156,32 @@ pub fn gathered_matmul<T: Float>(
     }
     store(c + (offs_m * n_tile + offs_n), acc);
 }
+
+/// c = a · b, where with `paged` the rows of b are in pages, of which `table` has the order, and with `bounds` each program
+/// reads the end of its loop from memory: the same work with and without.
+#[kernel]
+pub fn indirect_matmul<T: Float>(
+    a: Tensor<T, (m, k)>,
+    b: Tensor<T, (k, n)>,
+    table: In<i32>,
+    ends: In<i32>,
+    c: TensorMut<T, (m, n)>,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] page: usize,
+    #[constexpr] paged: bool,
+    #[constexpr] bounds: bool,
+    #[constexpr = 8] group: usize,
+) {
+    let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
+    let (i, j) = swizzle2d(program_id(0) / n_tiles, program_id(0) % n_tiles, m_tiles, n_tiles, group);
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    let end = if bounds { load(ends + program_id(0)) } else { k / page };
+    for l in range(0, end) {
+        let place = if paged { load(table + l) } else { l };
+        let at = load(a.block([i * m_tile, l * page], [m_tile, page]), boundary_check = [0, 1], padding = zero);
+        let bt = load(b.block([place * page, j * n_tile], [page, n_tile]), boundary_check = [0, 1], padding = zero);
+        acc = dot(at, bt, acc);
+    }
+    store(c.block([i * m_tile, j * n_tile], [m_tile, n_tile]), acc.to::<T>(), boundary_check = [0, 1]);
+}

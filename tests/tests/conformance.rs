@@ -68,7 +68,7 @@ impl Upstream<'_> {
     /// The targets of all counterparts, in the order of the page.
     fn targets(&self, list: &List) -> String {
         let has = |letter: char| self.counterparts.iter().any(|key| list.counterparts[key].targets.contains(letter));
-        "ICSGB".chars().filter(|letter| has(*letter)).collect()
+        "ICSGHB".chars().filter(|letter| has(*letter)).collect()
     }
 }
 
@@ -86,6 +86,17 @@ fn tables(list: &List) -> String {
         let name = file.map_or("all".into(), |file| format!("`{file}`"));
         writeln!(out, "| {name} | {} | {} |", count(file, None), counts.join(" | ")).unwrap();
     }
+    let targets: Vec<String> = list.tests.iter().map(|test| test.targets(list)).collect();
+    let on =
+        |letters: &str| targets.iter().filter(|found| letters.chars().all(|letter| found.contains(letter))).count();
+    let run = targets.iter().filter(|found| found.contains(['I', 'C', 'S', 'G'])).count();
+    writeln!(
+        out,
+        "\nThe counterparts of {run} tests run kernels: {} on the CPU and the simulated GPU, {} on a GPU.",
+        on("CS"),
+        on("G")
+    )
+    .unwrap();
     for file in files {
         write!(out, "\n## {file}\n\n| test | state | tests here | targets | note |\n|---|---|---|---|---|\n").unwrap();
         for test in list.tests.iter().filter(|test| test.file == file) {
@@ -112,7 +123,7 @@ fn every_counterpart_is_a_test() {
     let used: BTreeSet<&str> = list.tests.iter().flat_map(|test| test.counterparts.iter().copied()).collect();
     for (key, Counterpart { file, function, targets }) in &list.counterparts {
         assert!(used.contains(key), "no row has {key}");
-        assert!(!targets.is_empty() && targets.chars().all(|letter| "ICSGB".contains(letter)), "{key}: {targets}");
+        assert!(!targets.is_empty() && targets.chars().all(|letter| "ICSGHB".contains(letter)), "{key}: {targets}");
         let source = read(file);
         let before = source.split(&format!("fn {function}(")).next().unwrap();
         assert!(before.len() < source.len(), "{file} has no function `{function}`");

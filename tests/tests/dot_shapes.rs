@@ -123,6 +123,7 @@ fn narrow_dots_are_correct_on_every_architecture() {
                     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 8, num_stages: 1 },
                     Form::Tma { num_warps: 4, num_stages: 2 },
                     Form::WarpSpecialized { num_warps: 4, num_stages: 2 },
+                    Form::Native,
                 ];
                 forms.into_par_iter().for_each(|form| {
                     let mut c = HostTensor::poisoned(DType::F32, &[m, n], &[n, 1]);

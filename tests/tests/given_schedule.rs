@@ -1,12 +1,14 @@
 //! Schedules that a person writes: the text of `--emit schedule` with other placements. Only placements and order are
 //! taken from it; what else differs is an error, with the line.
 
-use tilewright::codegen::ir::Func;
+use tilewright::codegen::ir::{DType, Func};
 use tilewright::codegen::pipeline::{compile_gpu, scheduled};
-use tilewright::codegen::target::{Code, CompileOptions, GpuArch};
+use tilewright::codegen::target::{Code, CompileOptions, GpuArch, Schedule};
 use tilewright::codegen::text;
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::prelude::*;
 use tilewright_tests::configurations::well_aligned;
+use tilewright_tests::consts;
 use tilewright_tests::examples::configurations;
 
 /// The kernel of examples/22_fused_mlp.rs, and its options.
@@ -142,4 +144,49 @@ fn accesses_of_memory_keep_their_order() {
         assert!(error.contains("the `store` has to stay behind `"), "{error}");
     }
     behind(first, second).unwrap();
+}
+
+/// The loop over keys of attention's forward pass with heads of 128, as its schedule is printed: without types, attributes
+/// and the bodies of reductions.
+fn loop_of_attention() -> String {
+    let consts = consts! {
+        d = 128usize, d_tile = 128usize, q_tile = 128usize, k_tile = 128usize, group = 1usize, even_keys = true
+    };
+    let func = FLASH_ATTENTION_FWD
+        .record(&[DType::BF16; 2], consts, &well_aligned(&FLASH_ATTENTION_FWD))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let options = CompileOptions { num_warps: 8, num_stages: 2, ..CompileOptions::default() };
+    let options = CompileOptions { schedule: Schedule { warp_specialize: Some(true), ..options.schedule }, ..options };
+    let text = text::print(&scheduled(&func, GpuArch::Sm90a, &options));
+    let (mut lines, mut inside) = (String::new(), false);
+    for line in text.lines().filter(|line| !line.starts_with("      ")) {
+        if line.starts_with("  ") && !line.starts_with("   ") {
+            inside = line.contains(" = for ");
+            continue;
+        }
+        let Some((op, place)) = line.trim().split_once(" at ").filter(|_| inside) else { continue };
+        let op = op.split(" : ").next().unwrap().split(" {").next().unwrap();
+        let place = &place[..place.find('}').unwrap() + 1];
+        lines += &format!("{op:<44} at {place}\n");
+    }
+    lines
+}
+
+/// docs/schedule.md explains it. `BLESS=1` writes it into the page.
+#[test]
+fn the_page_shows_the_schedule_of_attention() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schedule.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (start, end) = ("<!-- schedule of flash_attention_fwd -->\n```text\n", "```\n");
+    let (head, rest) = page.split_once(start).expect("the mark of the block");
+    let (found, tail) = rest.split_once(end).expect("the end of the block");
+    let expected = loop_of_attention();
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(path, format!("{head}{start}{expected}{end}{tail}")).unwrap();
+    } else {
+        assert_eq!(
+            found, expected,
+            "docs/schedule.md has another schedule: BLESS=1 updates it; review what the page says"
+        );
+    }
 }

@@ -115,7 +115,9 @@ fn swiglu_and_its_gradients_match() {
         let [b, g] = [(); 2].map(|()| HostTensor::random(dtype, &shape, s, &mut random));
         let (xs, gs, allowed) = (a.values(), g.values(), tolerance(dtype));
         let consts = consts! { rows_tile = 2usize, d_tile = 8usize };
-        let run = |form, def: &KernelDef, args: &mut [Arg]| interpret(form, def, &[dtype], consts, tiles(shape), args);
+        let run = |form, def: &'static KernelDef, args: &mut [Arg]| {
+            interpret(form, def, &[dtype], consts, tiles(shape), args)
+        };
         for form in forms() {
             let mut out = HostTensor::poisoned(dtype, &shape, s);
             let mut second = out.clone();

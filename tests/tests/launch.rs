@@ -1,6 +1,7 @@
 //! Kernels launched from their argument structs.
 
 use tilewright::prelude::*;
+use tilewright_tests::on_device::devices;
 
 /// y = a · x + y
 #[kernel]
@@ -56,27 +57,29 @@ pub fn constants(
 
 #[test]
 fn constants_with_defaults_may_be_left_out() {
-    let device = Device::cpu();
-    let mut out = Buffer::<f32>::zeros(&device, 2).unwrap();
-    ConstantsRequired { out: &mut out, n: 2, tile: 2 }.with_defaults().launch(&device, 1).unwrap();
-    assert_eq!(out.to_vec().unwrap(), [95.5, 97.5]);
-    let required = ConstantsRequired { out: &mut out, n: 2, tile: 2 };
-    Constants { factor: 1.0, side: Side::Left, ..required.with_defaults() }.launch(&device, 1).unwrap();
-    assert_eq!(out.to_vec().unwrap(), [97.5, 98.5]);
+    for device in devices() {
+        let mut out = Buffer::<f32>::zeros(&device, 2).unwrap();
+        ConstantsRequired { out: &mut out, n: 2, tile: 2 }.with_defaults().launch(&device, 1).unwrap();
+        assert_eq!(out.to_vec().unwrap(), [95.5, 97.5]);
+        let required = ConstantsRequired { out: &mut out, n: 2, tile: 2 };
+        Constants { factor: 1.0, side: Side::Left, ..required.with_defaults() }.launch(&device, 1).unwrap();
+        assert_eq!(out.to_vec().unwrap(), [97.5, 98.5]);
+    }
 }
 
 #[test]
 fn views_and_other_types_are_separate_variants() {
-    let device = Device::cpu();
-    let x: Vec<bf16> = (0..100).map(|i| bf16::from_f32(i as f32)).collect();
-    let x_buffer = Buffer::from_slice(&device, &x).unwrap();
-    let mut y_buffer = Buffer::<bf16>::zeros(&device, 100).unwrap();
-    // Not aligned: starts at element 1.
-    let x_view = x_buffer.slice(1..).unwrap();
-    let mut y_view = y_buffer.slice_mut(1..).unwrap();
-    Axpy { x: &x_view, y: &mut y_view, a: 2.0, n: 99, tile: 32 }.launch(&device, (4, 1)).unwrap();
-    let expected: Vec<bf16> = x.iter().map(|x| bf16::from_f32(2.0 * x.to_f32())).collect();
-    assert_eq!(y_buffer.to_vec().unwrap(), expected);
+    for device in devices() {
+        let x: Vec<bf16> = (0..100).map(|i| bf16::from_f32(i as f32)).collect();
+        let x_buffer = Buffer::from_slice(&device, &x).unwrap();
+        let mut y_buffer = Buffer::<bf16>::zeros(&device, 100).unwrap();
+        // Not aligned: starts at element 1.
+        let x_view = x_buffer.slice(1..).unwrap();
+        let mut y_view = y_buffer.slice_mut(1..).unwrap();
+        Axpy { x: &x_view, y: &mut y_view, a: 2.0, n: 99, tile: 32 }.launch(&device, (4, 1)).unwrap();
+        let expected: Vec<bf16> = x.iter().map(|x| bf16::from_f32(2.0 * x.to_f32())).collect();
+        assert_eq!(y_buffer.to_vec().unwrap(), expected);
+    }
 }
 
 #[test]
@@ -114,22 +117,26 @@ fn mistakes_show_the_source_line() {
 }
 
 #[test]
-fn invalid_num_warps_is_rejected_on_the_cpu() {
-    let device = Device::cpu();
-    let x = Buffer::<f32>::zeros(&device, 64).unwrap();
-    let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
-    let mut launch = |config: LaunchConfig| {
-        Axpy { x: &x, y: &mut y, a: 1.0, n: 64, tile: 64 }.launch_with(&device, &config).map_err(|e| e.to_string())
-    };
-    for warps in [0, 7, 64] {
-        let message = launch(LaunchConfig::new(1).num_warps(warps)).unwrap_err();
-        assert!(message.contains(&format!("num_warps is {warps}: expected a power of two from 1 to 32")), "{message}");
-        assert!(message.contains("tests/launch.rs"), "{message}");
+fn invalid_num_warps_is_rejected() {
+    for device in devices() {
+        let x = Buffer::<f32>::zeros(&device, 64).unwrap();
+        let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
+        let mut launch = |config: LaunchConfig| {
+            Axpy { x: &x, y: &mut y, a: 1.0, n: 64, tile: 64 }.launch_with(&device, &config).map_err(|e| e.to_string())
+        };
+        for warps in [0, 7, 64] {
+            let message = launch(LaunchConfig::new(1).num_warps(warps)).unwrap_err();
+            assert!(
+                message.contains(&format!("num_warps is {warps}: expected a power of two from 1 to 32")),
+                "{message}"
+            );
+            assert!(message.contains("tests/launch.rs"), "{message}");
+        }
+        for warps in [1, 32] {
+            launch(LaunchConfig::new(1).num_warps(warps)).unwrap();
+        }
+        assert!(launch(LaunchConfig::new(1).max_registers(256)).unwrap_err().contains("max_registers is 256"));
     }
-    for warps in [1, 32] {
-        launch(LaunchConfig::new(1).num_warps(warps)).unwrap();
-    }
-    assert!(launch(LaunchConfig::new(1).max_registers(256)).unwrap_err().contains("max_registers is 256"));
 }
 
 #[test]
@@ -141,7 +148,7 @@ fn out_of_bounds_launches_are_rejected() {
         Axpy { x, y, a: 1.0, n, tile: 64 }.launch(&device, grid).unwrap_err().to_string()
     };
     let message = refused(&x, &mut y, 1000, 100);
-    for part in ["kernel `axpy`", "`y` has 900 elements", "tests/launch.rs:10", "may reach element 999", "help: "] {
+    for part in ["kernel `axpy`", "`y` has 900 elements", "tests/launch.rs:11", "may reach element 999", "help: "] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
     // The bound follows from the grid, whatever n is.
@@ -392,35 +399,39 @@ pub fn rows_and_numbers(x: In<f32>, y: Out<f32>, rows: i32, d: i64, stride: i64,
 
 #[test]
 fn launches_check_the_assumptions_of_a_kernel() {
-    let device = Device::cpu();
-    let x = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
-    let mut y = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
-    let mut launch = |rows: i32, d: i64, stride: i64| {
-        RowsAndNumbers { x: &x, y: &mut y, rows, d, stride, tile: 16 }.launch(&device, 1).map_err(|e| e.to_string())
-    };
-    launch(12, 16, 20).unwrap();
-    launch(0, 16, 20).unwrap();
-    for ((rows, d, stride), parts) in [
-        ((-1, 16, 20), ["`rows` is -1", "extent of dimension 0", "expected 0 or more", "launch.rs:"]),
-        ((i32::MIN, 16, 20), ["`rows` is -2147483648", "extent of dimension 0", "help: ", "launch.rs:"]),
-        ((12, i64::MIN, 20), ["`d` is -9223372036854775808", "extent of dimension 1", "help: ", "launch.rs:"]),
-        (
-            (12, 16, 12),
-            [
-                "an assumption at",
-                "of `assume`, 12 >= 16, is false; it depends on `d`, `stride`",
-                "help: ",
-                "launch.rs:",
-            ],
-        ),
-        ((12, 16, 18), ["kernel `rows_and_numbers`", "`multiple_of` must be a multiple of 4", "help: ", "launch.rs:"]),
-    ] {
-        let message = launch(rows, d, stride).unwrap_err();
-        for part in parts {
-            assert!(message.contains(part), "`{part}` is missing in: {message}");
+    for device in devices() {
+        let x = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
+        let mut y = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
+        let mut launch = |rows: i32, d: i64, stride: i64| {
+            RowsAndNumbers { x: &x, y: &mut y, rows, d, stride, tile: 16 }.launch(&device, 1).map_err(|e| e.to_string())
+        };
+        launch(12, 16, 20).unwrap();
+        launch(0, 16, 20).unwrap();
+        for ((rows, d, stride), parts) in [
+            ((-1, 16, 20), ["`rows` is -1", "extent of dimension 0", "expected 0 or more", "launch.rs:"]),
+            ((i32::MIN, 16, 20), ["`rows` is -2147483648", "extent of dimension 0", "help: ", "launch.rs:"]),
+            ((12, i64::MIN, 20), ["`d` is -9223372036854775808", "extent of dimension 1", "help: ", "launch.rs:"]),
+            (
+                (12, 16, 12),
+                [
+                    "an assumption at",
+                    "of `assume`, 12 >= 16, is false; it depends on `d`, `stride`",
+                    "help: ",
+                    "launch.rs:",
+                ],
+            ),
+            (
+                (12, 16, 18),
+                ["kernel `rows_and_numbers`", "`multiple_of` must be a multiple of 4", "help: ", "launch.rs:"],
+            ),
+        ] {
+            let message = launch(rows, d, stride).unwrap_err();
+            for part in parts {
+                assert!(message.contains(part), "`{part}` is missing in: {message}");
+            }
         }
+        assert_eq!(y.to_vec().unwrap()[20 * 11..20 * 11 + 16], [11.0; 16]);
     }
-    assert_eq!(y.to_vec().unwrap()[20 * 11..20 * 11 + 16], [11.0; 16]);
 }
 
 /// Counts the iterations of loops whose bounds are arguments, or are loaded from memory.

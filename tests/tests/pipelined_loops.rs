@@ -45,6 +45,7 @@ fn loops_of_any_length_and_step() {
                 (5, simulated(GpuArch::Sm80, 8)),
                 (2, Form::Tma { num_warps: 4, num_stages: 1 }),
                 (3, Form::WarpSpecialized { num_warps: 4, num_stages: 1 }),
+                (1, Form::Native),
             ] {
                 let mut y = HostTensor::poisoned(DType::F32, &[d], &[1]);
                 let numbers = [stride, rows, d, first, end, by].map(Arg::from);
@@ -82,6 +83,7 @@ fn nested_and_consecutive_loops() {
             (3, simulated(GpuArch::Sm80, 2)),
             (4, simulated(GpuArch::Sm80, 1)),
             (2, Form::WarpSpecialized { num_warps: 4, num_stages: 1 }),
+            (1, Form::Native),
         ] {
             let mut y = HostTensor::poisoned(DType::F32, &[D], &[1]);
             let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y), rows.into(), second_rows.into()];

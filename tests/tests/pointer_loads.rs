@@ -12,7 +12,7 @@ use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::interpret::{Arg, FORMS, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
 use tilewright_tests::pointer_loads::{
-    GATHERED_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated,
+    GATHERED_MATMUL, INDIRECT_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated,
 };
 use tilewright_tests::{consts, notes};
 
@@ -34,6 +34,31 @@ fn forms() -> Vec<Form> {
 fn product(a: &[f64], b: impl Fn(usize, usize) -> f64, [m, n, k]: [usize; 3]) -> Vec<f64> {
     let element = |at: usize| (0..k).map(|l| a[at / n * k + l] * b(l, at % n)).sum();
     (0..m * n).map(element).collect()
+}
+
+/// The page table reverses the rows of b; the ends are those of the loop.
+#[test]
+fn page_tables_and_bounds_from_memory_change_nothing() {
+    const PAGE: usize = 16;
+    let mut random = Random::new(3);
+    let [m, n, count] = [64usize, 24, 4];
+    let k = count * PAGE;
+    let a = HostTensor::random(DType::F16, &[m, k], &[k, 1], &mut random);
+    let b = HostTensor::random(DType::F16, &[k, n], &[n, 1], &mut random);
+    let programs = m.div_ceil(64) * n.div_ceil(16);
+    let table = HostTensor::indices(&(0..count).rev().collect::<Vec<_>>());
+    let ends = HostTensor::indices(&vec![count; programs]);
+    for (paged, bounds) in [(true, false), (false, true)] {
+        let row = |l: usize| if paged { (count - 1 - l / PAGE) * PAGE + l % PAGE } else { l };
+        let want = product(&a.values(), |l, j| b.values()[row(l) * n + j], [m, n, k]);
+        forms().into_par_iter().for_each(|form| {
+            let mut c = HostTensor::poisoned(DType::F16, &[m, n], &[n, 1]);
+            let args = &mut [Arg::In(&a), Arg::In(&b), Arg::In(&table), Arg::In(&ends), Arg::Out(&mut c)];
+            let consts = consts! { m_tile = 64usize, n_tile = 16usize, page = PAGE, paged = paged, bounds = bounds };
+            interpret(form, &INDIRECT_MATMUL, &[DType::F16], consts, [programs as u32, 1, 1], args);
+            c.check(&format!("{paged} {bounds}, {form:?}"), &want, tolerance(DType::F16));
+        });
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use tilewright_tests::numerics::{HostTensor, Random};
 
 #[test]
 fn threads_see_each_others_stores() {
-    let run = |def: &KernelDef, form: Form| {
+    let run = |def: &'static KernelDef, form: Form| {
         let mut random = Random::new(9);
         let mut x = HostTensor::random(DType::F32, &[N], &[1], &mut random);
         let mut y = HostTensor::random(DType::F32, &[N], &[1], &mut random);

@@ -1,6 +1,6 @@
 //! Reductions, scans, shapes, dots, random numbers, debugging.
 
-use crate::support::{Arg, run, run_as, text};
+use crate::support::{Arg, run, run_as, run_within, text};
 use tilewright::codegen::ir::DType;
 use tilewright::prelude::*;
 
@@ -30,7 +30,7 @@ fn reductions(x: In<f32>, out: Out<f32>) {
 #[test]
 fn reductions_agree_with_plain_rust() {
     let x: Vec<f32> = (0..32).map(|i| ((i * 7) % 32) as f32).collect();
-    let got = run(&REDUCTIONS, &vec![], &[Arg::F32(&x), Arg::OutF32(44)], 1).f32(1);
+    let got = run_within(1e-6, &REDUCTIONS, &[], &vec![], &[Arg::F32(&x), Arg::OutF32(44)], 1).f32(1);
     for (r, row) in x.chunks(8).enumerate() {
         let total: f32 = row.iter().sum();
         let largest = row.iter().copied().fold(f32::MIN, f32::max);
@@ -169,7 +169,7 @@ fn random(out: Out<f32>, bits: Out<i32>, seed: i32) {
 
 #[test]
 fn random_numbers_have_the_right_distribution_and_known_words() {
-    let ran = run(&RANDOM, &vec![], &[Arg::OutF32(2048), Arg::OutI32(4), Arg::Int(0)], 1);
+    let ran = run_within(1e-6, &RANDOM, &[], &vec![], &[Arg::OutF32(2048), Arg::OutI32(4), Arg::Int(0)], 1);
     let got = ran.f32(0);
     let (uniform, normal) = got.split_at(1024);
     assert!(uniform.iter().all(|u| (0.0..1.0).contains(u)));
@@ -258,7 +258,7 @@ fn random_numbers_are_those_of_triton() {
                 _ => wide.iter().map(|&n| n as u64).collect(),
             };
             let args = [offsets, Arg::OutF32(320), Arg::OutF32(320), Arg::OutI32(64), Arg::Int(seed)];
-            let ran = run_as(&RANDOM_OF, &[dtype], &vec![], &args, 1);
+            let ran = run_within(1e-6, &RANDOM_OF, &[dtype], &vec![], &args, 1);
             let (uniform, normal, bits) = (ran.f32(1), ran.f32(2), ran.i32(3));
             for (i, &offset) in at.iter().enumerate() {
                 let words = Reference::words(seed as u64, offset);
@@ -330,7 +330,7 @@ fn sums_of_small_types_are_as_wide_as_tritons() {
         Arg::OutI32(192),
         Arg::OutF32(128),
     ];
-    let ran = run(&SUMS, &vec![], &args, 1);
+    let ran = run_within(1e-6, &SUMS, &[], &vec![], &args, 1);
     let (signed, unsigned, floats) = (ran.i32(6), ran.i32(7), ran.f32(8));
     let a = |i: usize| i32::from(bytes[i] as i8);
     let c = |i: usize| -1 - 3 * i as i32;
@@ -418,7 +418,7 @@ fn elementwise(x: In<f32>, out: Out<f32>) {
 #[test]
 fn elementwise_functions_agree_with_rust() {
     let x = [0.25f32, 0.5, 1.5, 3.0];
-    let got = run(&ELEMENTWISE, &vec![], &[Arg::F32(&x), Arg::OutF32(52)], 1).f32(1);
+    let got = run_within(1e-6, &ELEMENTWISE, &[], &vec![], &[Arg::F32(&x), Arg::OutF32(52)], 1).f32(1);
     let erf = [0.276_326_4, 0.520_499_9, 0.966_105_15, 0.999_977_9];
     for (i, &v) in x.iter().enumerate() {
         let expected = [

@@ -53,6 +53,8 @@ fn views_agree_at_every_boundary() {
                 let buffers = [Data::random(elem, len, 11), Data::poison(elem, 128), Data::poison(elem, len)];
                 let mut inputs: Vec<Input> = (0..3).map(Input::Buffer).collect();
                 inputs.extend([n0, n1, s0, s1, o0, o1].map(Input::Int));
+                // Launches on GPUs refuse negative extents.
+                let check = if n0 < 0 || n1 < 0 { check_native } else { check };
                 check(&text, &inputs, &buffers, [1; 3], Tolerance::Exact);
             }
         }
@@ -166,7 +168,8 @@ fn atomics_give_the_old_value() {
             );
             let buffers = [Data::random(d, 8, 14), Data::random(d, 32, 15), Data::poison(d, 32)];
             let inputs = [Input::Buffer(0), Input::Buffer(1), Input::Buffer(2)];
-            check(&text, &inputs, &buffers, [1; 3], Tolerance::Exact);
+            // Lanes of a GPU have no order.
+            check_native(&text, &inputs, &buffers, [1; 3], Tolerance::Exact);
         }
     }
 }

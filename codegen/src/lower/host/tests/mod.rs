@@ -1,4 +1,4 @@
-//! Compares native code with the interpreter: every op, every element type, odd boundaries.
+//! Compares native code and simulated GPUs with the interpreter: every op, every element type, odd boundaries.
 
 mod control;
 mod dots;
@@ -13,9 +13,11 @@ mod reductions;
 use crate::interp::{self, ArgValue, BufferId, Memory};
 use crate::ir::{DType, Elem, Func};
 use crate::llvm::{self, JitModule, Opt};
+use crate::lower::nvptx;
 use crate::num;
-use crate::pipeline::compile_host;
-use crate::target::{Artifact, Code, CompileOptions, HostCpu, HostHooks, Manifest};
+use crate::pipeline::{compile_host, gpu_ir};
+use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, HostHooks, Manifest};
+use crate::testgen::{Argument, Program, check::simulate};
 use crate::text::parse;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -248,13 +250,35 @@ pub fn near(elem: DType) -> Tolerance {
     Tolerance::Near { relative, floor: 1.0 }
 }
 
-/// Runs a kernel in the interpreter and as native code on each machine, and compares every buffer. Returns the buffers
-/// after the run.
+/// Runs a kernel in the interpreter, as native code on each machine, and on simulated GPUs, and compares every buffer.
+/// Returns the buffers after the run.
 pub fn check(text: &str, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tolerance: Tolerance) -> Vec<Data> {
     check_func(&read(text), inputs, buffers, grid, tolerance)
 }
 
 pub fn check_func(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tolerance: Tolerance) -> Vec<Data> {
+    let expected = check_native_func(func, inputs, buffers, grid, tolerance);
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        let got = run_simulated(func, inputs, buffers, grid, arch);
+        for (i, (e, g)) in expected.iter().zip(&got).enumerate() {
+            compare(&format!("{}: buffer {i} on {}", func.name, arch.name()), e, g, tolerance);
+        }
+    }
+    expected
+}
+
+/// As [`check`], without GPUs.
+pub fn check_native(text: &str, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tolerance: Tolerance) -> Vec<Data> {
+    check_native_func(&read(text), inputs, buffers, grid, tolerance)
+}
+
+fn check_native_func(
+    func: &Func,
+    inputs: &[Input],
+    buffers: &[Data],
+    grid: [u32; 3],
+    tolerance: Tolerance,
+) -> Vec<Data> {
     let expected = interpret(func, inputs, buffers, grid);
     let machines = machines();
     let (first, last) = (&machines[0], &machines[machines.len() - 1]);
@@ -265,6 +289,30 @@ pub fn check_func(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3
         }
     }
     expected
+}
+
+/// Runs a kernel on a simulated GPU; returns the buffers, of which each is one argument.
+fn run_simulated(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3], arch: GpuArch) -> Vec<Data> {
+    let argument = |input: &Input| match *input {
+        Input::Buffer(i) => Argument::Output { dtype: buffers[i].elem, bytes: buffers[i].bytes() },
+        Input::Int(n) => Argument::Int(n),
+        Input::Float(x) => Argument::Float(x),
+    };
+    let program = Program { func: func.clone(), args: inputs.iter().map(argument).collect(), grid };
+    let options = CompileOptions::default();
+    let fail =
+        |error: &dyn std::fmt::Display| -> ! { panic!("{}: {error}\n{}", arch.name(), crate::text::print(func)) };
+    let module = nvptx::lower(&gpu_ir(func, arch, &options, &mut ()), arch, &options).unwrap_or_else(|e| fail(&e));
+    let memory = simulate(&program, func, &module, 0).unwrap_or_else(|e| fail(&e));
+    let order = inputs.iter().filter_map(|input| match *input {
+        Input::Buffer(i) => Some(i),
+        Input::Int(_) | Input::Float(_) => None,
+    });
+    let mut got = buffers.to_vec();
+    for (i, bytes) in order.zip(memory) {
+        got[i] = Data::from_bytes(buffers[i].elem, &bytes);
+    }
+    got
 }
 
 pub fn interpret(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3]) -> Vec<Data> {
