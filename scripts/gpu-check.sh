@@ -232,7 +232,7 @@ if LC_ALL=C ldd "$bin/tilewright" 2>/dev/null | grep -q 'not found'; then
 fi
 commit=$(cat "$bin/commit")
 # The files of snapshots are not in the package: tests compare them elsewhere.
-export INSTA_FORCE_PASS=1
+export INSTA_FORCE_PASS=1 INSTA_UPDATE=no
 export TILEWRIGHT_CACHE=$bin/cache
 tables=()
 steps=("$@")

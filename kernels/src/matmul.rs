@@ -51,6 +51,8 @@ constexpr_enum! {
 /// dimension of c along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c
 /// if it is `Itself` or `Atomic`. With `persistent`, the grid has at most `programs` blocks, each of `replicas` programs
 /// that take turns.
+///
+/// On Hopper, [`multiply`] and the other functions of this module launch it for few rows with bᵀ, aᵀ and cᵀ.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
@@ -61,6 +63,8 @@ constexpr_enum! {
         Config(m_tile = 128, n_tile = [176, 192, 208, 224], k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true, persistent = [false, true]),
         Config(m_tile = 128, n_tile = [128, 160, 176, 192, 208], k_tile = 64, num_warps = 4, num_stages = 4, warp_specialize = true, persistent = true, replicas = 2),
         Config(m_tile = 64, n_tile = [64, 80, 96], k_tile = 128, num_warps = 4, num_stages = 5, warp_specialize = true),
+        Config(m_tile = 64, n_tile = [8, 16, 32], k_tile = [128, 256], num_warps = 4, num_stages = 8, warp_specialize = true),
+        Config(m_tile = 128, n_tile = [8, 16, 32], k_tile = 128, num_warps = 8, num_stages = 5, warp_specialize = true),
         Config(m_tile = 64, n_tile = [128, 160, 192], k_tile = 64, num_warps = 4, num_stages = 6, warp_specialize = true),
         Config(m_tile = 128, n_tile = [64, 96], k_tile = 64, num_warps = 8, num_stages = 7, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
@@ -353,10 +357,13 @@ fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
 }
 
 /// Whether a product [m, n] is to be transposed, so that it has few columns instead of few rows; `None` if it has neither,
-/// or where that was not measured.
+/// where that was not measured, and in programs without a compiler: code that is embedded there is for products as they are.
 pub(crate) fn few_rows<T: Dtype>(device: &Device, [m, n]: [usize; 2]) -> Option<bool> {
+    // Larger extents are refused, by their own names.
+    const LARGE: usize = 1 << 30;
     let hopper = matches!(device.target(), Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
-    (hopper && T::dtype().bytes() <= 2 && m.min(n) <= FEW).then_some(m < n)
+    let may = cfg!(feature = "llvm") && hopper && T::dtype().bytes() <= 2 && m.max(n) < LARGE;
+    (may && m.min(n) <= FEW).then_some(m < n)
 }
 
 /// The SMs of a device without those that are reserved, at least one.
@@ -604,7 +611,7 @@ const MIN_PROGRAMS: usize = 120;
 const FEW: usize = 32;
 
 /// How many of n rows or columns a tile has, where reading them takes the time: an SM reads those of its rounds of tiles one
-/// after the other. Of `sizes`, in ascending order, the last with the fewest in all rounds.
+/// after the other. Of `sizes`, in ascending order, the widest of those with which an SM reads the fewest.
 fn widest_in_fewest_rounds<const N: usize>(n: usize, sizes: [usize; N], sms: usize) -> usize {
     let read = |size: &usize| n.div_ceil(*size).div_ceil(sms.max(1)).max(1).saturating_mul(*size);
     sizes.into_iter().rev().min_by_key(read).unwrap_or(64)
@@ -614,9 +621,9 @@ fn widest_in_fewest_rounds<const N: usize>(n: usize, sizes: [usize; N], sms: usi
 /// 256 or 512 for narrow tiles of two-byte types, whose steps would be shorter than the waits between them. The compiler
 /// reduces the stages to those that fit.
 pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, Cut { tile, programs }: Cut) -> Config {
-    // Bytes in flight bound products of few rows (`…-matmul-few-rows.jsonl`).
-    let most_stages = 16 / bytes;
     let [m_tile, n_tile] = tile;
+    // Bytes in flight bound products of few rows: as many of one-byte types as of two-byte types (`…-matmul-few-rows.jsonl`).
+    let most_stages = if m_tile == 64 && n_tile <= 64 { 16 / bytes } else { 8 };
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let row_bytes = match n_tile {
         ..=16 if m_tile == 64 && bytes == 2 => 512,
@@ -678,7 +685,7 @@ mod tests {
     #[test]
     fn products_of_few_rows_are_cut_by_columns() {
         assert_eq!([[0, 4096, 4096], [48, 4096, 4096], [64, 64, 64]].map(text), ["64x32"; 3]);
-        // Two rounds of 32 columns, of 64 and of 128, are one of as many more.
+        // Not two rounds of tiles of half the width.
         assert_eq!([[33, 6144, 4096], [64, 8192, 8192]].map(text), ["64x64"; 2]);
         assert_eq!([[64, 14336, 4096], [64, 16384, 4096]].map(text), ["64x128"; 2]);
         assert_eq!([text([64, 131_072, 4096]), text([64, usize::MAX, 1])], ["64x256", "64x128"]);

@@ -104,7 +104,9 @@ fn cut_of_pairs([m, n, k]: [usize; 3], sms: usize, b_col_major: bool) -> Cut {
     const BYTES: usize = 3;
     let least = if b_col_major { 16 } else { 64 };
     let fits = |Cut { tile: [_, columns], .. }: Cut| (columns / 2).is_multiple_of(least) && columns <= 192;
-    cut_among([m, 2 * n, k], sms, BYTES, |cut| fits(cut).then_some(1.0))
+    let Cut { tile: [rows, columns], programs } = cut_among([m, 2 * n, k], sms, BYTES, |cut| fits(cut).then_some(1.0));
+    // Each half has the columns of a `wgmma`, at least 8.
+    Cut { tile: [rows, columns.max(16)], programs }
 }
 
 /// The configuration where no tuning entry applies.

@@ -246,13 +246,16 @@ fn keep(problem: &Problem, config: &Config) -> bool {
 /// The cut for operands of one byte: a step of 128 takes as long as one of 64 of 16-bit types. With two sets of accumulators,
 /// of a step and of all, wide tiles and turns have no space in registers; with one, scales take those of the widest turns.
 fn cut_of_bytes([m, n, k]: [usize; 3], sms: usize, fast_accumulation: bool) -> Cut {
-    cut_among([m, n, k / 2], sms, 2, |Cut { tile: [_, columns], programs }| {
-        let fits = match programs {
-            Programs::Turns => fast_accumulation && columns <= 176,
-            _ => fast_accumulation || columns <= 160,
-        };
-        fits.then_some(1.0)
-    })
+    let Cut { tile: [rows, columns], programs } =
+        cut_among([m, n, k / 2], sms, 2, |Cut { tile: [_, columns], programs }| {
+            let fits = match programs {
+                Programs::Turns => fast_accumulation && columns <= 176,
+                _ => fast_accumulation || columns <= 160,
+            };
+            fits.then_some(1.0)
+        });
+    // TMA loads rows of at least 16 bytes.
+    Cut { tile: [rows, columns.max(16)], programs }
 }
 
 /// The configuration where no tuning entry applies.

@@ -34,7 +34,7 @@ pub fn dtype(def: &KernelDef, dtypes: &[DType], arg: usize) -> DType {
 ///
 /// # Safety
 /// Every access of the launch is in bounds of the memory of its argument, as where the interpreter has run the same program
-/// with the same arguments.
+/// with the same arguments; and programs of the launch do not race.
 pub unsafe fn launch(
     device: &Device,
     def: &'static KernelDef,
@@ -45,7 +45,10 @@ pub unsafe fn launch(
 ) -> Vec<Option<Vec<u8>>> {
     let dtype = |arg: usize| dtype(def, dtypes, arg);
     let upload = |(i, arg): (usize, &Value)| match arg {
-        Value::Memory(bytes, first) => Some(Typed { buffer: upload(device, dtype(i), bytes), first: *first }),
+        Value::Memory(bytes, first) if *first <= bytes.len() => {
+            Some(Typed { buffer: upload(device, dtype(i), bytes), first: *first })
+        }
+        Value::Memory(_, first) => panic!("{}: argument {i} starts at byte {first}, after its end", def.name),
         Value::Int(_) | Value::Float(_) => None,
     };
     let mut memory: Vec<Option<Typed>> = args.iter().enumerate().map(upload).collect();

@@ -92,7 +92,7 @@ fn tables(list: &List) -> String {
     let run = targets.iter().filter(|found| found.contains(['I', 'C', 'S', 'G'])).count();
     writeln!(
         out,
-        "\nThe counterparts of {run} tests run kernels: {} on the CPU and the simulated GPU, {} on a GPU.",
+        "\nFor {run} tests a counterpart runs kernels: for {} on the CPU and on the simulated GPU, for {} on a GPU.",
         on("CS"),
         on("G")
     )

@@ -164,7 +164,10 @@ fn loop_of_attention() -> String {
             inside = line.contains(" = for ");
             continue;
         }
-        let Some((op, place)) = line.trim().split_once(" at ").filter(|_| inside) else { continue };
+        if !inside || line.trim() == "}" {
+            continue;
+        }
+        let (op, place) = line.trim().split_once(" at ").unwrap_or_else(|| panic!("no placement: {line}"));
         let op = op.split(" : ").next().unwrap().split(" {").next().unwrap();
         let place = &place[..place.find('}').unwrap() + 1];
         lines += &format!("{op:<44} at {place}\n");

@@ -179,7 +179,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     case.check("dq", &dq, &expected.gradients.dq);
 }
 
-/// Checks forward and backward in every form of the interpreter.
+/// Checks forward and backward in every form of the interpreter, and on the CPU.
 fn check_inputs(case: Case, tiles: Tiles, inputs: &Inputs) {
     let expected = case.expected(inputs);
     for form in FORMS {

@@ -151,12 +151,12 @@ fn products_of_few_rows_match() {
             ([1, 136, 72], DENSE, columns(false, true, false)),
             ([5, 66, 40], GAPS, columns(false, false, true)),
             ([17, 72, 40], ALIGNED_GAPS, columns(true, true, false)),
-            ([72, 9, 40], DENSE, columns(false, true, false)),
+            ([72, 8, 40], DENSE, columns(false, false, false)),
             ([8, 8, 40], DENSE, columns(false, true, true)),
             ([3, 40, 0], DENSE, columns(false, false, false)),
         ] {
             check_matmul::<bf16>(&device, shape, spacing, columns, Options::default());
-            check_scaled_matmul::<F8E4M3, bf16>(&device, shape, spacing, columns, 5e-3);
+            check_scaled_matmul::<F8E4M3, bf16>(&device, shape, spacing, columns, 0.0);
         }
     }
 }

@@ -360,7 +360,9 @@ pub fn compare(what: &str, expected: &Data, got: &Data, tolerance: Tolerance) {
         let same = e == g || (e.is_nan() && g.is_nan());
         let close = match tolerance {
             Tolerance::Exact => same,
-            Tolerance::Near { relative, floor } => same || (e - g).abs() <= relative * e.abs().max(floor),
+            Tolerance::Near { relative, floor } => {
+                same || e.is_finite() && (e - g).abs() <= relative * e.abs().max(floor)
+            }
         };
         assert!(close, "{what}, element {i}: expected {e:e}, got {g:e} ({tolerance:?})");
     }
