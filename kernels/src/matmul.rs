@@ -300,10 +300,8 @@ fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
     mut c: TensorMut<'_, C, 2>,
     options: Options,
 ) -> Result<()> {
-    let ([m, k], [_, n]) = (a.shape(), b.shape());
-    // The launch reports operands that do not fit, by their own names.
-    let fits = b.shape() == [k, n] && c.shape() == [m, n];
-    if fits && few_rows::<T>(device, [m, n]).unwrap_or_else(|| is_col_major(c.strides())) {
+    let few_rows = few_rows::<T>(device, [a.shape(), b.shape(), c.shape()]);
+    if few_rows.unwrap_or_else(|| is_col_major(c.strides())) {
         // cᵀ = bᵀ·aᵀ, which is row-major or has few columns.
         let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
         let addend_tensor = match addend_tensor {
@@ -356,11 +354,14 @@ fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
     .launch_tuned(device)
 }
 
-/// Whether a product [m, n] is to be transposed, so that it has few columns instead of few rows; `None` if it has neither,
-/// where that was not measured, and in programs without a compiler: code that is embedded there is for products as they are.
-pub(crate) fn few_rows<T: Dtype>(device: &Device, [m, n]: [usize; 2]) -> Option<bool> {
-    // Larger extents are refused, by their own names.
+/// Whether a product of matrices a, b and c of these shapes is to be transposed, so that it has few columns instead of few
+/// rows; `None` if it has neither, where that was not measured, and in programs without a compiler: code that is embedded
+/// there is for products as they are. Shapes that a launch refuses stay, so that it names the matrix.
+pub(crate) fn few_rows<T: Dtype>(device: &Device, [a, b, [m, n]]: [[usize; 2]; 3]) -> Option<bool> {
     const LARGE: usize = 1 << 30;
+    if [a[0], a[1], b[1]] != [m, b[0], n] {
+        return Some(false);
+    }
     let hopper = matches!(device.target(), Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
     let may = cfg!(feature = "llvm") && hopper && T::dtype().bytes() <= 2 && m.max(n) < LARGE;
     (may && m.min(n) <= FEW).then_some(m < n)

@@ -158,11 +158,10 @@ pub fn multiply<T: Dtype + Element, O: Num + Element>(
             (Scaling::Rowwise, of_a.view(), of_b.view(), [of_a.strides()[0], of_b.strides()[0]])
         }
     };
-    // The launch reports operands that do not fit, by their own names.
-    let fits = b.shape() == [k, n] && c.shape() == [m, n];
-    let ([a, b], mut c, [a_scale, b_scale], strides) = match few_rows::<T>(device, [m, n]) {
+    let few_rows = few_rows::<T>(device, [a.shape(), b.shape(), c.shape()]);
+    let ([a, b], mut c, [a_scale, b_scale], strides) = match few_rows {
         // cᵀ = bᵀ·aᵀ.
-        Some(true) if fits => {
+        Some(true) => {
             let transposed = [b.transposed(0, 1), a.transposed(0, 1)];
             (transposed, c.transposed(0, 1), [b_scale, a_scale], [strides[1], strides[0]])
         }

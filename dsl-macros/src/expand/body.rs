@@ -1,7 +1,7 @@
 //! Expands statements and expressions of kernels and device functions.
 
 use super::{lang, options, returns};
-use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound};
+use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound, pattern};
 use crate::parse::literal::{self, Kind as LiteralKind};
 use crate::parse::triton;
 use proc_macro2::{Ident, Span, TokenStream};
@@ -79,13 +79,7 @@ impl Body {
 
     fn statement(&mut self, stmt: &Stmt) -> TokenStream {
         match stmt {
-            Stmt::Local(local) => {
-                let pat = match &local.pat {
-                    Pat::Type(typed) => &typed.pat,
-                    pat => pat,
-                };
-                self.local(local, &pat.to_token_stream())
-            }
+            Stmt::Local(local) => self.local(local, &pattern(local).to_token_stream()),
             Stmt::Item(item) => item.to_token_stream(),
             Stmt::Macro(m) => {
                 let tokens = self.macro_call(&m.mac);

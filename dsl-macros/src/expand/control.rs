@@ -2,7 +2,7 @@
 
 use super::body::{Body, hygienic};
 use super::lang;
-use crate::parse::assigned::{assigned_in, assigned_in_expr, bound_names};
+use crate::parse::assigned::{assigned_in, assigned_in_expr, bound_names, pattern};
 use crate::parse::literal;
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -131,29 +131,25 @@ impl Body {
         let mut ends = vars.to_vec();
         let mut tokens = TokenStream::new();
         for stmt in stmts {
-            let mut shadowed: Vec<usize> = Vec::new();
-            if let Stmt::Local(local) = stmt
-                && local.init.is_some()
-            {
-                let names = bound_names(&local.pat);
-                shadowed.extend((0..vars.len()).filter(|&i| ends[i] == vars[i] && names.contains(&vars[i])));
-            }
+            let names = match stmt {
+                Stmt::Local(local) if local.init.is_some() => bound_names(&local.pat),
+                _ => Vec::new(),
+            };
+            let shadowed: Vec<usize> =
+                (0..vars.len()).filter(|&i| ends[i] == vars[i] && names.contains(&vars[i])).collect();
             let (Stmt::Local(local), false) = (stmt, shadowed.is_empty()) else {
                 tokens.extend(self.statements(std::slice::from_ref(stmt)));
                 continue;
             };
             // The value may still read and assign the outer variable.
             let value = hygienic("shadowing");
-            let pat = match &local.pat {
-                Pat::Type(typed) => &typed.pat,
-                pat => pat,
-            };
             tokens.extend(self.local(local, &value.to_token_stream()));
             for i in shadowed {
                 let outer = hygienic(&format!("outer_{i}"));
                 let var = std::mem::replace(&mut ends[i], outer.clone());
                 tokens.extend(quote!(let #outer = #var;));
             }
+            let pat = pattern(local);
             tokens.extend(quote!(let #pat = #value;));
         }
         (tokens, ends)

@@ -35,6 +35,14 @@ pub fn bound_names(pat: &Pat) -> Vec<Ident> {
     names.0
 }
 
+/// The pattern of a `let`, without its type.
+pub fn pattern(local: &Local) -> &Pat {
+    match &local.pat {
+        Pat::Type(typed) => &typed.pat,
+        pat => pat,
+    }
+}
+
 /// The variables that an assignment's left side changes: `x`, `x.0`, `x[i]`, `(x, y)`.
 pub fn targets(left: &Expr, out: &mut Vec<Ident>) {
     match left {

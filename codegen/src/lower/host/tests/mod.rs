@@ -260,9 +260,7 @@ pub fn check_func(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3
     let expected = check_native_func(func, inputs, buffers, grid, tolerance);
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
         let got = run_simulated(func, inputs, buffers, grid, arch);
-        for (i, (e, g)) in expected.iter().zip(&got).enumerate() {
-            compare(&format!("{}: buffer {i} on {}", func.name, arch.name()), e, g, tolerance);
-        }
+        compare_all(func, arch.name(), &expected, &got, tolerance);
     }
     expected
 }
@@ -284,9 +282,7 @@ fn check_native_func(
     let (first, last) = (&machines[0], &machines[machines.len() - 1]);
     for (cpu, artifact) in [(first, compile(func, first)), (last, compile_plain(func, last))] {
         let got = run_native(&artifact, func, inputs, buffers, grid);
-        for (i, (e, g)) in expected.iter().zip(&got).enumerate() {
-            compare(&format!("{}: buffer {i} on {}", func.name, cpu.cpu), e, g, tolerance);
-        }
+        compare_all(func, &cpu.cpu, &expected, &got, tolerance);
     }
     expected
 }
@@ -352,6 +348,12 @@ pub fn slots(func: &Func, inputs: &[Input], memory: &mut [Vec<u8>]) -> Vec<u64> 
         (input, elem) => panic!("{input:?} is not of type {elem}"),
     };
     inputs.iter().enumerate().map(slot).collect()
+}
+
+fn compare_all(func: &Func, machine: &str, expected: &[Data], got: &[Data], tolerance: Tolerance) {
+    for (i, (e, g)) in expected.iter().zip(got).enumerate() {
+        compare(&format!("{}: buffer {i} on {machine}", func.name), e, g, tolerance);
+    }
 }
 
 pub fn compare(what: &str, expected: &Data, got: &Data, tolerance: Tolerance) {
