@@ -4,26 +4,25 @@
 
 use tilewright::bench::do_bench;
 use tilewright::kernels::attention::modifiers::{
-    MaskArgs, MaskMod, Modified, Position, ScoreArgs, ScoreFn, ScoreFunctions, ScoreMod,
+    MaskArgs, MaskFunctions, MaskMod, Modified, Ranges, ScoreArgs, ScoreFn, ScoreFunctions, ScoreMod,
 };
 use tilewright::kernels::attention::{self, Mask, Options, Saved, Score, Tensor};
-use tilewright::kernels::mask_mod;
 use tilewright::prelude::*;
 
 // ANCHOR: modifiers
-mask_mod! {
-    /// Row i sees the keys j ≤ i + `number`, for as many keys as rows.
-    LOOKAHEAD = "lookahead", lookahead_keys, lookahead_rows
+/// Row i sees the keys j ≤ i + `number`, for as many keys as rows.
+static LOOKAHEAD: MaskFunctions = MaskFunctions { name: "lookahead", keys: lookahead_keys, rows: lookahead_rows };
+
+/// The range of keys that each row sees.
+#[device_fn]
+fn lookahead_keys(rows: Tile<i32>, args: MaskArgs) -> Ranges {
+    (full_like(rows, 0), rows + (args.number + 1))
 }
 
-/// The range of keys that a row sees: the same function serves one row and a tile of rows.
-fn lookahead_keys<P: Position>(row: P, args: MaskArgs) -> (P, P) {
-    (row.fixed(scalar::<i32>(0)), row + (args.number + 1))
-}
-
-/// The range of rows that see a key.
-fn lookahead_rows<P: Position>(key: P, args: MaskArgs) -> (P, P) {
-    (key - args.number, key.fixed(args.site.n_q))
+/// The range of rows that see each key.
+#[device_fn]
+fn lookahead_rows(keys: Tile<i32>, args: MaskArgs) -> Ranges {
+    (keys - args.number, full_like(keys, args.site.n_q))
 }
 
 /// Adds `data[min(|i − j|, BIASES − 1)]` to the score of row i and key j.

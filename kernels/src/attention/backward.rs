@@ -16,14 +16,11 @@
 //! [`super::backward_rows`].
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
-use super::forward::{
-    assume_entries, assume_group, batch_and_split, heads_in_l2, longest_first_at_end, num_k_tiles, program_in_order,
-    row_offset, tiles_of_split,
+use super::forward::{assume_group, heads_in_l2, longest_first_at_end, program_in_order, row_offset};
+use super::loops::{
+    KeyLoop, LoopMask, Part, Rules, Scores, assume_entries, batch_and_split, parts_of_keys, tile_bounds,
 };
-use super::modifiers::{
-    LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
-    tile_ranges,
-};
+use super::modifiers::{MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -137,7 +134,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     if causal {
         first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
-    let seen = tiles_of_split(split, split_rows, first_tile, tiles, q_tile);
+    let seen = split.tiles(first_tile, tiles, q_tile);
     // With `even_queries`, rows of L and D start at multiples of 16 bytes, as bulk async copies require.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
@@ -146,45 +143,43 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let index = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>();
         let q_block = q.index([batch, head]).block([0, 0], [q_tile, d_tile]);
         let do_block = d_o.index([batch, head]).block([0, 0], [q_tile, d_tile]);
-        let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
-        let tiles = QueryTiles {
+        let site = Site { batch, head, n_q, n_k, causal };
+        let queries = QueryLoop {
             k: kt,
             v: vt,
             keys: keys.expand_dims(1),
-            n_q: n_q,
+            n_q,
             q: q_block,
             d_o: do_block,
             lse2: row_block(lse2 + index * n_q, scalar::<i32>(0), n_q, q_tile),
             delta: row_block(delta + index * n_q, scalar::<i32>(0), n_q, q_tile),
             dq_sum: dq_sum_block(dq_sum, index, scalar::<i32>(0), n_q, q_tile, d_tile),
-            q_tile: q_tile,
-            d_tile: d_tile,
-            even_queries: even_queries,
-            padded: padded,
-            one_pass: one_pass,
-            precision: precision,
-            scale: scale,
+            q_tile,
+            d_tile,
+            even_queries,
+            padded,
+            one_pass,
+            precision,
+            scale,
         };
-        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
-        if mask.is_dense() {
-            // Rows of q see no key beyond n_k under the causal mask. Keys beyond n_k are zeros, but their probabilities
-            // may be infinite, and dQ sums over them.
-            let diagonal = if causal || one_pass && !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
-            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, seen, diagonal, modify.as_ref());
+        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site });
+        // Keys beyond n_k are zeros, but their probabilities may be infinite, and dQ sums over them.
+        let excludes_end = one_pass && !even_keys;
+        let parts = if mask.is_dense() {
+            // Rows of q see no key beyond n_k under the causal mask.
+            let diagonal = if causal || excludes_end { LoopMask::Dense(site) } else { LoopMask::None };
+            Vec::from([Part { tiles: seen, mask: diagonal }])
         } else {
-            let args = MaskArgs { number: mask_number, data: mask_data, site: site };
+            let args = MaskArgs { number: mask_number, data: mask_data, site };
             let last_key = minimum(first_key + k_tile, n_k) - 1;
-            let ranges = tile_ranges(mask.rows_of_one(first_key, args), mask.rows_of_one(last_key, args), n_q, q_tile);
-            let (start, end) = mask.rows(keys, args);
+            let bounds = tile_bounds(mask.0.rows, (first_key, last_key), args, n_q, q_tile);
+            let (start, end) = (mask.0.rows)(keys, args);
             // As above: no row sees a key beyond n_k.
             let end = where_(keys < n_k, end, 0);
             let edges = LoopMask::Rows(start.expand_dims(1), end.expand_dims(1));
-            let inside = if one_pass && !even_keys { edges } else { LoopMask::None };
-            let parts = parts_of_split(split, split_rows, ranges, q_tile);
-            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, parts[0], edges, modify.as_ref());
-            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, parts[1], inside, modify.as_ref());
-            (dk_sum, dv_sum) = add_queries((dk_sum, dv_sum), tiles, parts[2], edges, modify.as_ref());
-        }
+            split.parts(bounds, q_tile, edges, if excludes_end { edges } else { LoopMask::None })
+        };
+        (dk_sum, dv_sum) = queries.run(parts, modify.as_ref(), (dk_sum, dv_sum));
     }
 
     let dk_block = dk.index([entry, kv_head]).block([first_key, 0], [k_tile, d_tile]);
@@ -193,14 +188,15 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     store(dv_block, dv_sum.to::<R>(), boundary_check = boundary_dims(true, padded));
 }
 
-/// What each iteration over tiles of queries uses.
+/// What all iterations over tiles of queries use.
 #[derive(Clone, Copy)]
-struct QueryTiles<T: Float> {
+struct QueryLoop<T: Float> {
     k: Tile<T>,
     v: Tile<T>,
     /// [k_tile, 1].
     keys: Tile<i32>,
     n_q: Scalar<i32>,
+    /// The first tiles.
     q: BlockPtr<T>,
     d_o: BlockPtr<T>,
     lse2: BlockPtr<f32>,
@@ -215,64 +211,69 @@ struct QueryTiles<T: Float> {
     scale: Scalar<f32>,
 }
 
-/// Adds the tiles of queries `part.0..part.1` to the sums of dK and dV, and with `one_pass` to `dq_sum`.
-#[device_fn]
-fn add_queries<T: Float>(
-    sums: (Tile<f32>, Tile<f32>),
-    tiles: QueryTiles<T>,
-    part: (Scalar<i32>, Scalar<i32>),
-    mask: LoopMask,
-    modify: Option<&ScoreFn>,
-) -> (Tile<f32>, Tile<f32>) {
-    let QueryTiles { k, v, keys, n_q, q_tile, d_tile, even_queries, padded, one_pass, precision, scale, .. } = tiles;
-    let (first, end) = part;
-    let (mut dk_sum, mut dv_sum) = sums;
-    let mut q_block = tiles.q.advance([first * q_tile, 0]);
-    let mut do_block = tiles.d_o.advance([first * q_tile, 0]);
-    let mut lse2_block = tiles.lse2.advance([first * q_tile]);
-    let mut delta_block = tiles.delta.advance([first * q_tile]);
-    let mut dq_block = tiles.dq_sum.advance([first * (q_tile / 16), 0]);
-    let (scale2, hint) = (exponent_scale(scale, modify), mask.split_hint());
-    // With dQ between them, ptxas serializes dots that run one iteration later.
-    let overlap = one_pass.then_some(false);
-    for i in range(first, end, split = hint, overlap = overlap) {
-        let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
-        let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
-        let lt = load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
-        let dt = load(delta_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
-        let scores = dot(k, qt.trans(), input_precision = precision);
-        let dp = dot(v, grad_o.trans(), input_precision = precision);
-        let rows = || (i * q_tile + arange(0, q_tile)).expand_dims(0);
-        let modified = modified(scores, modify, scale, rows, || keys);
-        let mut p = mask.keep(exp2(modified.scores * scale2 - lt), rows, || keys, 0.0);
-        if modify.is_some() && !even_queries {
-            // A score function may give rows beyond n_q, which are zeros, any score.
-            p = where_(rows() < n_q, p, 0.0);
-        }
-        let ds = modified.chain(p * (dp - dt)).to::<T>();
-        // With 128 queries, the dot of P runs during the barrier between dS and dQ (FlashAttention-3,
-        // `hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp`). With fewer, dQ is first, so that the other two run while it is added.
-        let dv_first = !one_pass || q_tile >= 128;
-        if dv_first {
-            dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
-        }
-        if one_pass {
-            let partial_dq = dot(ds.trans(), k, input_precision = precision);
-            if !dv_first {
+impl<T: Float> QueryLoop<T> {
+    /// Adds the tiles of queries of `parts` to the sums of dK and dV, and with `one_pass` to `dq_sum`.
+    fn run(self, parts: Vec<Part>, modify: Option<&ScoreFn>, sums: (Tile<f32>, Tile<f32>)) -> (Tile<f32>, Tile<f32>) {
+        parts.into_iter().fold(sums, |sums, part| self.add(part, modify, sums))
+    }
+
+    #[device_fn]
+    fn add(self, part: Part, modify: Option<&ScoreFn>, sums: (Tile<f32>, Tile<f32>)) -> (Tile<f32>, Tile<f32>) {
+        let QueryLoop { k, v, keys, n_q, q_tile, d_tile, even_queries, padded, one_pass, precision, .. } = self;
+        let (first, end) = part.tiles;
+        let (mut dk_sum, mut dv_sum) = sums;
+        let mut q_block = self.q.advance([first * q_tile, 0]);
+        let mut do_block = self.d_o.advance([first * q_tile, 0]);
+        let mut lse2_block = self.lse2.advance([first * q_tile]);
+        let mut delta_block = self.delta.advance([first * q_tile]);
+        let mut dq_block = self.dq_sum.advance([first * (q_tile / 16), 0]);
+        let rules = Rules { mask: part.mask, modify, scale: self.scale };
+        let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
+        // With dQ between them, ptxas serializes dots that run one iteration later.
+        let overlap = one_pass.then_some(false);
+        for i in range(first, end, split = hint, overlap = overlap) {
+            let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
+            let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
+            let lt =
+                load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
+            let dt =
+                load(delta_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
+            let product = dot(k, qt.trans(), input_precision = precision);
+            let rows = (i * q_tile + arange(0, q_tile)).expand_dims(0);
+            let scores = Scores { dot: product, rows, keys, rules };
+            let dp = dot(v, grad_o.trans(), input_precision = precision);
+            let modified = scores.modified();
+            let mut p = scores.keep(exp2(modified.scores * scale2 - lt), 0.0);
+            if modify.is_some() && !even_queries {
+                // A score function may give rows beyond n_q, which are zeros, any score.
+                p = where_(rows < n_q, p, 0.0);
+            }
+            let ds = modified.chain(p * (dp - dt)).to::<T>();
+            // With 128 queries, the dot of P runs during the barrier between dS and dQ (FlashAttention-3,
+            // `hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp`). With fewer, dQ is first, so that the other two run while it is
+            // added.
+            let dv_first = !one_pass || q_tile >= 128;
+            if dv_first {
                 dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
             }
-            dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-            atomic_add(dq_block, fragments(partial_dq, d_tile));
-            dq_block = dq_block.advance([q_tile / 16, 0]);
-        } else {
-            dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
+            if one_pass {
+                let partial_dq = dot(ds.trans(), k, input_precision = precision);
+                if !dv_first {
+                    dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
+                }
+                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
+                atomic_add(dq_block, fragments(partial_dq, d_tile));
+                dq_block = dq_block.advance([q_tile / 16, 0]);
+            } else {
+                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
+            }
+            q_block = q_block.advance([q_tile, 0]);
+            do_block = do_block.advance([q_tile, 0]);
+            lse2_block = lse2_block.advance([q_tile]);
+            delta_block = delta_block.advance([q_tile]);
         }
-        q_block = q_block.advance([q_tile, 0]);
-        do_block = do_block.advance([q_tile, 0]);
-        lse2_block = lse2_block.advance([q_tile]);
-        delta_block = delta_block.advance([q_tile]);
+        (dk_sum, dv_sum)
     }
-    (dk_sum, dv_sum)
 }
 
 /// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
@@ -359,91 +360,32 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     let head_rows = row_offset(head, batch, n_q);
     let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
-    let mut sum = zeros::<f32>([q_tile, d_tile]);
-    let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
+    let (lt, dt) = (lt.expand_dims(1), dt.expand_dims(1));
+    let site = Site { batch, head, n_q, n_k, causal };
     let rows = first_row + arange(0, q_tile);
-    let tiles = KeyTiles {
+    let keys = KeyLoop {
         q: qt,
-        d_o: grad_o,
-        lse2: lt.expand_dims(1),
-        delta: dt.expand_dims(1),
         rows: rows.expand_dims(1),
         k: k_block,
         v: v_block,
-        k_tile: k_tile,
-        even_keys: even_keys,
-        padded: padded,
-        precision: precision,
-        scale: scale,
+        k_tile,
+        even_keys,
+        padded,
+        precision,
+        scale,
+        replicas: 1,
     };
-    let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
-    if mask.is_dense() {
-        let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-        let part = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
-        let diagonal = if causal || !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
-        sum = add_keys(sum, tiles, part, diagonal, modify.as_ref());
-    } else {
-        let args = MaskArgs { number: mask_number, data: mask_data, site: site };
-        let last_row = minimum(first_row + q_tile, n_q) - 1;
-        let ranges = tile_ranges(mask.keys_of_one(first_row, args), mask.keys_of_one(last_row, args), n_k, k_tile);
-        let (start, end) = mask.keys(rows, args);
-        let end = minimum(end, n_k);
-        let edges = LoopMask::Keys(start.expand_dims(1), end.expand_dims(1));
-        let parts = parts_of_split(split, split_rows, ranges, k_tile);
-        sum = add_keys(sum, tiles, parts[0], edges, modify.as_ref());
-        sum = add_keys(sum, tiles, parts[1], LoopMask::None, modify.as_ref());
-        sum = add_keys(sum, tiles, parts[2], edges, modify.as_ref());
-    }
+    let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site });
+    let args = MaskArgs { number: mask_number, data: mask_data, site };
+    let parts = parts_of_keys(mask, args, rows, (first_row, q_tile), k_tile, even_keys, split);
+    let sum = keys.run(parts, modify.as_ref(), zeros::<f32>([q_tile, d_tile]), |sum, tiles| {
+        let dp = dot(grad_o, tiles.v.trans(), input_precision = precision);
+        let modified = tiles.scores.modified();
+        let p = tiles.scores.keep(exp2(modified.scores * tiles.scale2 - lt), 0.0);
+        let ds = modified.chain(p * (dp - dt));
+        dot(ds.to::<T>(), tiles.k, acc = sum, input_precision = precision)
+    });
 
     let dq_block = dq.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
     store(dq_block, (sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
-}
-
-/// What each iteration over tiles of keys uses.
-#[derive(Clone, Copy)]
-struct KeyTiles<T: Float> {
-    q: Tile<T>,
-    d_o: Tile<T>,
-    /// [q_tile, 1], as the next two.
-    lse2: Tile<f32>,
-    delta: Tile<f32>,
-    rows: Tile<i32>,
-    k: BlockPtr<T>,
-    v: BlockPtr<T>,
-    k_tile: usize,
-    even_keys: bool,
-    padded: bool,
-    precision: Precision,
-    scale: Scalar<f32>,
-}
-
-/// Adds the tiles of keys `part.0..part.1` to the sum of dQ.
-#[device_fn]
-fn add_keys<T: Float>(
-    sum: Tile<f32>,
-    tiles: KeyTiles<T>,
-    part: (Scalar<i32>, Scalar<i32>),
-    mask: LoopMask,
-    modify: Option<&ScoreFn>,
-) -> Tile<f32> {
-    let KeyTiles { q, d_o, lse2, delta, rows, k, v, k_tile, even_keys, padded, precision, scale } = tiles;
-    let (first, end) = part;
-    let mut sum = sum;
-    let mut k_block = k.advance([first * k_tile, 0]);
-    let mut v_block = v.advance([first * k_tile, 0]);
-    let (scale2, hint) = (exponent_scale(scale, modify), mask.split_hint());
-    for i in range(first, end, split = hint) {
-        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let scores = dot(q, kt.trans(), input_precision = precision);
-        let dp = dot(d_o, vt.trans(), input_precision = precision);
-        let keys = || (i * k_tile + arange(0, k_tile)).expand_dims(0);
-        let modified = modified(scores, modify, scale, || rows, keys);
-        let p = mask.keep(exp2(modified.scores * scale2 - lse2), || rows, keys, 0.0);
-        let ds = modified.chain(p * (dp - delta));
-        sum = dot(ds.to::<T>(), kt, acc = sum, input_precision = precision);
-        k_block = k_block.advance([k_tile, 0]);
-        v_block = v_block.advance([k_tile, 0]);
-    }
-    sum
 }

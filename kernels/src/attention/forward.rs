@@ -1,9 +1,7 @@
 //! The forward kernel of FlashAttention-2.
 
-use super::modifiers::{
-    LoopMask, MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site, exponent_scale, modified, parts_of_split,
-    tile_ranges,
-};
+use super::loops::{KeyLoop, assume_entries, batch_and_split, parts_of_keys};
+use super::modifiers::{MaskArgs, MaskMod, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -127,54 +125,30 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
 
         let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
-        // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
-        // exponent −∞.
-        let acc = zeros::<f32>([q_tile, d_tile]);
-        let row_max = full([q_tile], f32::MIN);
-        let total = zeros::<f32>([q_tile]);
-        let site = Site { batch: batch, head: head, n_q: n_q, n_k: n_k, causal: causal };
+        let site = Site { batch, head, n_q, n_k, causal };
         let rows = first_row + arange(0, q_tile);
-        let tiles = KeyTiles {
+        let keys = KeyLoop {
             q: qt,
+            rows: rows.expand_dims(1),
             k: k_block,
             v: v_block,
-            rows: rows.expand_dims(1),
-            k_tile: k_tile,
-            even_keys: even_keys,
-            padded: padded,
-            precision: precision,
-            scale: scale,
-            replicas: replicas,
+            k_tile,
+            even_keys,
+            padded,
+            precision,
+            scale,
+            replicas,
         };
-        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site: site });
-        let mut state = (acc, row_max, total);
-        if mask.is_dense() {
-            let seen = num_k_tiles(row_of_all, n_q, n_k, rows_of_all, k_tile, causal);
-            let diagonal = if causal || !even_keys { LoopMask::Dense(site) } else { LoopMask::None };
-            let mut first = scalar::<i32>(0);
-            if replicas > 1 && (causal || !even_keys) {
-                // The rows of all programs that share loads see the tiles up to `full`. The compiler would split the loop
-                // where those of one program do.
-                let keys = if causal { maximum(row_of_all + (n_k - n_q) + 1, 0) } else { n_k };
-                let full = minimum(keys, n_k) / k_tile;
-                let part = tiles_of_split(split, split_rows, first, full, k_tile);
-                state = attend(state, tiles, part, LoopMask::None, modify.as_ref());
-                first = full;
-            }
-            let part = tiles_of_split(split, split_rows, first, seen, k_tile);
-            state = attend(state, tiles, part, diagonal, modify.as_ref());
-        } else {
-            let args = MaskArgs { number: mask_number, data: mask_data, site: site };
-            let last_row = minimum(row_of_all + rows_of_all, n_q) - 1;
-            let ranges = tile_ranges(mask.keys_of_one(row_of_all, args), mask.keys_of_one(last_row, args), n_k, k_tile);
-            let (start, end) = mask.keys(rows, args);
-            let end = minimum(end, n_k);
-            let edges = LoopMask::Keys(start.expand_dims(1), end.expand_dims(1));
-            let parts = parts_of_split(split, split_rows, ranges, k_tile);
-            state = attend(state, tiles, parts[0], edges, modify.as_ref());
-            state = attend(state, tiles, parts[1], LoopMask::None, modify.as_ref());
-            state = attend(state, tiles, parts[2], edges, modify.as_ref());
-        }
+        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site });
+        let args = MaskArgs { number: mask_number, data: mask_data, site };
+        let parts = parts_of_keys(mask, args, rows, (row_of_all, rows_of_all), k_tile, even_keys, split);
+        // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
+        // exponent −∞.
+        let state = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::MIN), zeros::<f32>([q_tile]));
+        let state = keys.run(parts, modify.as_ref(), state, |state, tiles| {
+            let scores = tiles.scores.keep(tiles.scores.modified().scores, f32::NEG_INFINITY);
+            online_softmax(state, scores, tiles.v, tiles.scale2, precision)
+        });
         let (acc, row_max, total) = state;
 
         // A row that saw no key has a sum of 0: O = 0 · 1, L = log₂ 0 = −∞.
@@ -217,52 +191,6 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     } else {
         compute(program_id(0) / replicas, program_id(1), program_id(2));
     }
-}
-
-/// What each iteration over tiles of keys uses.
-#[derive(Clone, Copy)]
-struct KeyTiles<T: Float> {
-    q: Tile<T>,
-    k: BlockPtr<T>,
-    v: BlockPtr<T>,
-    /// [q_tile, 1].
-    rows: Tile<i32>,
-    k_tile: usize,
-    even_keys: bool,
-    padded: bool,
-    precision: Precision,
-    scale: Scalar<f32>,
-    replicas: usize,
-}
-
-/// Adds the tiles of keys `part.0..part.1` to the state of the online softmax: `acc`, maximum and `total`.
-#[device_fn]
-fn attend<T: Float>(
-    state: (Tile<f32>, Tile<f32>, Tile<f32>),
-    tiles: KeyTiles<T>,
-    part: (Scalar<i32>, Scalar<i32>),
-    mask: LoopMask,
-    modify: Option<&ScoreFn>,
-) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
-    let KeyTiles { q, k, v, rows, k_tile, even_keys, padded, precision, scale, replicas } = tiles;
-    let (first, end) = part;
-    let (mut acc, mut row_max, mut total) = state;
-    let mut k_block = k.advance([first * k_tile, 0]);
-    let mut v_block = v.advance([first * k_tile, 0]);
-    let scale2 = exponent_scale(scale, modify);
-    let hint = mask.split_hint();
-    for i in range(first, end, split = hint, replicas = replicas) {
-        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-        let scores = dot(q, kt.trans(), input_precision = precision);
-        let keys = || (i * k_tile + arange(0, k_tile)).expand_dims(0);
-        let scores = modified(scores, modify, scale, || rows, keys).scores;
-        let scores = mask.keep(scores, || rows, keys, f32::NEG_INFINITY);
-        (acc, row_max, total) = online_softmax(acc, row_max, total, scores, vt, scale2, precision);
-        k_block = k_block.advance([k_tile, 0]);
-        v_block = v_block.advance([k_tile, 0]);
-    }
-    (acc, row_max, total)
 }
 
 /// Assumes that the number of tiles fits an i32. `extents`: tiles of a head, heads, and entries.
@@ -319,73 +247,14 @@ pub(super) fn row_offset(head: Scalar<i32>, batch: Scalar<i32>, n: Scalar<i32>) 
     (batch * num_programs(1) + head).to::<i64>() * n
 }
 
-/// The number of tiles of keys, from the first on, that some row of a query tile sees.
-#[device_fn]
-pub(super) fn num_k_tiles(
-    first_row: Scalar<i32>,
-    n_q: Scalar<i32>,
-    n_k: Scalar<i32>,
-    q_tile: usize,
-    k_tile: usize,
-    causal: bool,
-) -> Scalar<i32> {
-    let mut seen = n_k;
-    if causal {
-        seen = minimum(maximum(first_row + (n_k - n_q) + q_tile, 0), n_k);
-    }
-    cdiv(seen, k_tile)
-}
-
-/// The batch entry and the split index of an entry of the grid's third axis, where the loop runs over `loop_rows` rows.
-#[device_fn]
-pub(super) fn batch_and_split(
-    entry: Scalar<i32>,
-    loop_rows: Scalar<i32>,
-    split_rows: usize,
-) -> (Scalar<i32>, Scalar<i32>) {
-    if split_rows > 0 {
-        let num_splits = cdiv(loop_rows, split_rows);
-        (entry / num_splits, entry % num_splits)
-    } else {
-        (entry, scalar::<i32>(0))
-    }
-}
-
-/// Assumes that a result has an entry for each batch entry and split, where the loop runs over `loop_rows` rows: with fewer,
-/// some splits would be missing from the sum.
-#[device_fn]
-pub(super) fn assume_entries(entries: Scalar<i32>, batch: Scalar<i32>, loop_rows: Scalar<i32>, split_rows: usize) {
-    let splits = if split_rows > 0 { cdiv(loop_rows, split_rows) } else { scalar::<i32>(1) };
-    assume(entries == batch * splits);
-}
-
 /// Assumes that `group` query heads share each key/value head.
 #[device_fn]
 pub(super) fn assume_group(heads: Scalar<i32>, heads_kv: Scalar<i32>, group: usize) {
     assume(heads.to::<i64>() == heads_kv.to::<i64>() * group as i64);
 }
 
-/// The range (first, end) of those tiles in `first..last` that lie in split number `split`, of `split_rows` rows.
-#[device_fn]
-pub(super) fn tiles_of_split(
-    split: Scalar<i32>,
-    split_rows: usize,
-    first: Scalar<i32>,
-    last: Scalar<i32>,
-    tile: usize,
-) -> (Scalar<i32>, Scalar<i32>) {
-    if split_rows > 0 {
-        static_assert(split_rows.is_multiple_of(tile), "split_rows must be a multiple of the tile size");
-        let tiles_per_split = split_rows / tile;
-        let begin = minimum(maximum(first, split * tiles_per_split), last);
-        (begin, maximum(begin, minimum(last, (split + 1) * tiles_per_split)))
-    } else {
-        (first, last)
-    }
-}
-
-/// One step of the online softmax: adds a tile of scores and values to `acc` = Σ p V and `total` = Σ p, where p =
-/// 2^(scale2 · score − row_max), and updates the running maximum. Returns the new `acc`, maximum and `total`.
+/// One step of the online softmax, whose state is `acc` = Σ p V, the running maximum `row_max`, and `total` = Σ p, where p =
+/// 2^(scale2 · score − row_max): adds a tile of scores and values.
 ///
 /// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be. With heads of up to
 /// 64, where arithmetic takes longer than the dots, it moves only if p would exceed 2⁸ otherwise (f16 reaches 2¹⁶), so that most
@@ -393,14 +262,13 @@ pub(super) fn tiles_of_split(
 /// (`harness/records/2026-11-28-h200-attention-rescale.jsonl` and `…-tried.jsonl`).
 #[device_fn]
 fn online_softmax<T: Float>(
-    acc: Tile<f32>,
-    prev_max: Tile<f32>,
-    total: Tile<f32>,
+    state: (Tile<f32>, Tile<f32>, Tile<f32>),
     scores: Tile<f32>,
     v: Tile<T>,
     scale2: Scalar<f32>,
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
+    let (acc, prev_max, total) = state;
     let is_lazy = acc.shape()[1] <= 64;
     let tile_max = max(scores, axis = 1) * scale2;
     let row_max =

@@ -17,6 +17,7 @@ pub mod config;
 pub mod documents;
 pub mod forward;
 mod launch;
+mod loops;
 pub mod modifiers;
 mod passes;
 pub mod reference;

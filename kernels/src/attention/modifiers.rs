@@ -8,9 +8,7 @@
 //! A modifier has one number and one tensor as its run-time arguments. [`WINDOW`], [`PREFIX`] and [`DOCUMENTS`] are
 //! masks, [`SOFTCAP`], [`ALIBI`] and [`SOFTCAP_ALIBI`] score functions; others are declared like them.
 
-use super::forward::tiles_of_split;
 use super::launch::MAX_ROWS;
-use std::ops::{Add, Sub};
 use tilewright_codegen::lang::kernel::{ConstItem, ConstValue, Constexpr};
 use tilewright_runtime::prelude::*;
 
@@ -26,81 +24,6 @@ pub struct Site {
     pub causal: bool,
 }
 
-/// Positions of rows or keys: one, or a tile of them. Mask functions are generic over this type.
-pub trait Position: Data<Elem = i32> + Add<Scalar<i32>, Output = Self> + Sub<Scalar<i32>, Output = Self> {
-    /// A position that is the same for all.
-    fn fixed(self, position: Scalar<i32>) -> Self;
-    /// The larger of the position and `limit`.
-    fn at_least(self, limit: Scalar<i32>) -> Self;
-    /// The smaller of the position and `limit`.
-    fn at_most(self, limit: Scalar<i32>) -> Self;
-    /// `below` where the position is below `limit`, and `other` elsewhere.
-    fn choose(self, limit: Scalar<i32>, below: Self, other: Self) -> Self;
-    /// Element `first` + p of `data` for each position p from 0 to n − 1; 0 at others.
-    fn read(self, data: Ptr<i32>, first: Scalar<i64>, n: Scalar<i32>) -> Self;
-}
-
-#[device_fn]
-fn read_tile(at: Tile<i32>, data: Ptr<i32>, first: Scalar<i64>, n: Scalar<i32>) -> Tile<i32> {
-    load(data + first + at, mask = (at >= 0) & (at < n), other = 0)
-}
-
-#[device_fn]
-fn read_scalar(at: Scalar<i32>, data: Ptr<i32>, first: Scalar<i64>, n: Scalar<i32>) -> Scalar<i32> {
-    load(data + first + at, mask = (at >= 0) & (at < n), other = 0)
-}
-
-#[device_fn]
-fn fixed_tile(at: Tile<i32>, position: Scalar<i32>) -> Tile<i32> {
-    zeros::<i32>(at.shape()) + position
-}
-
-#[device_fn]
-fn choose_tile(at: Tile<i32>, limit: Scalar<i32>, below: Tile<i32>, other: Tile<i32>) -> Tile<i32> {
-    where_(at < limit, below, other)
-}
-
-#[device_fn]
-fn choose_scalar(at: Scalar<i32>, limit: Scalar<i32>, below: Scalar<i32>, other: Scalar<i32>) -> Scalar<i32> {
-    where_(at < limit, below, other)
-}
-
-impl Position for Tile<i32> {
-    fn fixed(self, position: Scalar<i32>) -> Self {
-        fixed_tile(self, position)
-    }
-    fn at_least(self, limit: Scalar<i32>) -> Self {
-        maximum(self, limit, false)
-    }
-    fn at_most(self, limit: Scalar<i32>) -> Self {
-        minimum(self, limit, false)
-    }
-    fn choose(self, limit: Scalar<i32>, below: Self, other: Self) -> Self {
-        choose_tile(self, limit, below, other)
-    }
-    fn read(self, data: Ptr<i32>, first: Scalar<i64>, n: Scalar<i32>) -> Self {
-        read_tile(self, data, first, n)
-    }
-}
-
-impl Position for Scalar<i32> {
-    fn fixed(self, position: Scalar<i32>) -> Self {
-        position
-    }
-    fn at_least(self, limit: Scalar<i32>) -> Self {
-        maximum(self, limit, false)
-    }
-    fn at_most(self, limit: Scalar<i32>) -> Self {
-        minimum(self, limit, false)
-    }
-    fn choose(self, limit: Scalar<i32>, below: Self, other: Self) -> Self {
-        choose_scalar(self, limit, below, other)
-    }
-    fn read(self, data: Ptr<i32>, first: Scalar<i64>, n: Scalar<i32>) -> Self {
-        read_scalar(self, data, first, n)
-    }
-}
-
 /// The arguments of a mask function: its number, its tensor, and the problem.
 #[derive(Clone, Copy)]
 pub struct MaskArgs {
@@ -109,101 +32,91 @@ pub struct MaskArgs {
     pub site: Site,
 }
 
-/// A range of positions: from the first one up to, but without, the second one.
-type Range<P> = (P, P);
+/// For each position, a range of positions of the other side: from the first tile's element up to, but without, the second
+/// tile's.
+pub type Ranges = (Tile<i32>, Tile<i32>);
 
-/// The functions of a mask; [`mask_mod!`](crate::mask_mod) declares one.
+/// The functions of a mask: device functions from positions and arguments to ranges.
 ///
-/// `keys` gives the range of keys that a row of q sees, `rows` the range of rows that see a key: the same relation. Both
-/// ends of both must not decrease from one position to the next. Positions beyond the tensors do not matter.
+/// `keys` gives the range of keys that each row of q sees, `rows` the range of rows that see each key: the same relation. Both
+/// ends of both must not decrease from one position to the next. Positions beyond the tensors do not matter. The kernels
+/// call them with a tile of positions, and with a single one: a tile without dimensions.
 pub struct MaskFunctions {
     pub name: &'static str,
-    pub keys: fn(Tile<i32>, MaskArgs) -> Range<Tile<i32>>,
-    pub keys_of_one: fn(Scalar<i32>, MaskArgs) -> Range<Scalar<i32>>,
-    pub rows: fn(Tile<i32>, MaskArgs) -> Range<Tile<i32>>,
-    pub rows_of_one: fn(Scalar<i32>, MaskArgs) -> Range<Scalar<i32>>,
+    pub keys: fn(Tile<i32>, MaskArgs) -> Ranges,
+    pub rows: fn(Tile<i32>, MaskArgs) -> Ranges,
 }
 
-/// Declares a mask from two functions that are generic over [`Position`](crate::attention::modifiers::Position).
-#[macro_export]
-macro_rules! mask_mod {
-    ($(#[$meta:meta])* $vis:vis $name:ident = $text:literal, $keys:path, $rows:path) => {
-        $(#[$meta])*
-        $vis static $name: $crate::attention::modifiers::MaskFunctions = $crate::attention::modifiers::MaskFunctions {
-            name: $text,
-            keys: $keys,
-            keys_of_one: $keys,
-            rows: $rows,
-            rows_of_one: $rows,
-        };
-    };
-}
+/// All keys, or with `causal` those up to the diagonal.
+pub static DENSE: MaskFunctions = MaskFunctions { name: "dense", keys: dense_keys, rows: dense_rows };
+/// Sliding window: row i sees the keys from i + (n_k − n_q) − w to i + (n_k − n_q) + w, w = `number`; with `causal`
+/// none after the diagonal.
+pub static WINDOW: MaskFunctions = MaskFunctions { name: "window", keys: window_keys, rows: window_rows };
+/// Prefix LM: row i sees the first `number` keys, and those up to its diagonal, i + (n_k − n_q).
+pub static PREFIX: MaskFunctions = MaskFunctions { name: "prefix", keys: prefix_keys, rows: prefix_rows };
+/// Packed sequences: each row sees keys of its own sequence only. The number is that of rows, the tensor the output of
+/// [`document_ranges`](super::documents), which also has the causal mask and the window of each sequence.
+pub static DOCUMENTS: MaskFunctions = MaskFunctions { name: "documents", keys: document_keys, rows: document_rows };
 
-mask_mod! {
-    /// All keys, or with `causal` those up to the diagonal.
-    pub DENSE = "dense", dense_keys, dense_rows
-}
-mask_mod! {
-    /// Sliding window: row i sees the keys from i + (n_k − n_q) − w to i + (n_k − n_q) + w, w = `number`; with `causal`
-    /// none after the diagonal.
-    pub WINDOW = "window", window_keys, window_rows
-}
-mask_mod! {
-    /// Prefix LM: row i sees the first `number` keys, and those up to its diagonal, i + (n_k − n_q).
-    pub PREFIX = "prefix", prefix_keys, prefix_rows
-}
-mask_mod! {
-    /// Packed sequences: each row sees keys of its own sequence only. The number is that of rows, the tensor the output of
-    /// [`document_ranges`](super::documents), which also has the causal mask and the window of each sequence.
-    pub DOCUMENTS = "documents", document_keys, document_rows
-}
-
-fn dense_keys<P: Position>(row: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn dense_keys(rows: Tile<i32>, args: MaskArgs) -> Ranges {
     let Site { n_q, n_k, causal, .. } = args.site;
-    (row.fixed(scalar::<i32>(0)), if causal { row + (n_k - n_q + 1) } else { row.fixed(n_k) })
+    (full_like(rows, 0), if causal { rows + (n_k - n_q + 1) } else { full_like(rows, n_k) })
 }
 
-fn dense_rows<P: Position>(key: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn dense_rows(keys: Tile<i32>, args: MaskArgs) -> Ranges {
     let Site { n_q, n_k, causal, .. } = args.site;
-    (if causal { key - (n_k - n_q) } else { key.fixed(scalar::<i32>(0)) }, key.fixed(n_q))
+    (if causal { keys - (n_k - n_q) } else { full_like(keys, 0) }, full_like(keys, n_q))
 }
 
-fn window_keys<P: Position>(row: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn window_keys(rows: Tile<i32>, args: MaskArgs) -> Ranges {
     let Site { n_q, n_k, causal, .. } = args.site;
-    let diagonal = row + (n_k - n_q);
+    let diagonal = rows + (n_k - n_q);
     let last = if causal { diagonal } else { diagonal + args.number };
-    (diagonal - args.number, last + scalar::<i32>(1))
+    (diagonal - args.number, last + 1)
 }
 
-fn window_rows<P: Position>(key: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn window_rows(keys: Tile<i32>, args: MaskArgs) -> Ranges {
     let Site { n_q, n_k, causal, .. } = args.site;
-    let diagonal = key - (n_k - n_q);
+    let diagonal = keys - (n_k - n_q);
     let first = if causal { diagonal } else { diagonal - args.number };
     (first, diagonal + (args.number + 1))
 }
 
-fn prefix_keys<P: Position>(row: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn prefix_keys(rows: Tile<i32>, args: MaskArgs) -> Ranges {
     let Site { n_q, n_k, .. } = args.site;
-    (row.fixed(scalar::<i32>(0)), (row + (n_k - n_q + 1)).at_least(args.number))
+    (full_like(rows, 0), maximum(rows + (n_k - n_q + 1), args.number))
 }
 
-fn prefix_rows<P: Position>(key: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn prefix_rows(keys: Tile<i32>, args: MaskArgs) -> Ranges {
     let Site { n_q, n_k, .. } = args.site;
-    let all = key.fixed(scalar::<i32>(0));
     // From 0 on, because the first row must not decrease where the prefix ends.
-    let diagonal = (key - (n_k - n_q)).at_least(scalar::<i32>(0));
-    (key.choose(args.number, all, diagonal), key.fixed(n_q))
+    let diagonal = maximum(keys - (n_k - n_q), 0);
+    (where_(keys < args.number, 0, diagonal), full_like(keys, n_q))
 }
 
-fn document_keys<P: Position>(row: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn document_keys(rows: Tile<i32>, args: MaskArgs) -> Ranges {
     let n = args.site.n_q;
-    (row.read(args.data, scalar::<i64>(0), n), row.read(args.data, n.to::<i64>(), n))
+    (read(args.data, scalar::<i64>(0), rows, n), read(args.data, n.to::<i64>(), rows, n))
 }
 
-fn document_rows<P: Position>(key: P, args: MaskArgs) -> Range<P> {
+#[device_fn]
+fn document_rows(keys: Tile<i32>, args: MaskArgs) -> Ranges {
     let n = args.site.n_k;
     let first = args.site.n_q.to::<i64>() * 2;
-    (key.read(args.data, first, n), key.read(args.data, first + n.to::<i64>(), n))
+    (read(args.data, first, keys, n), read(args.data, first + n.to::<i64>(), keys, n))
+}
+
+/// The elements `first` + p of `data` for positions p from 0 to n − 1; 0 for others.
+#[device_fn]
+fn read(data: Ptr<i32>, first: Scalar<i64>, positions: Tile<i32>, n: Scalar<i32>) -> Tile<i32> {
+    load(data + first + positions, mask = (positions >= 0) & (positions < n), other = 0)
 }
 
 /// The mask of a kernel: a reference to its functions.
@@ -309,43 +222,12 @@ impl MaskMod {
     pub(super) fn is_dense(self) -> bool {
         self == MaskMod(&DENSE)
     }
-
-    pub(super) fn keys(self, rows: Tile<i32>, args: MaskArgs) -> Range<Tile<i32>> {
-        (self.0.keys)(rows, args)
-    }
-
-    pub(super) fn keys_of_one(self, row: Scalar<i32>, args: MaskArgs) -> Range<Scalar<i32>> {
-        (self.0.keys_of_one)(row, args)
-    }
-
-    pub(super) fn rows(self, keys: Tile<i32>, args: MaskArgs) -> Range<Tile<i32>> {
-        (self.0.rows)(keys, args)
-    }
-
-    pub(super) fn rows_of_one(self, key: Scalar<i32>, args: MaskArgs) -> Range<Scalar<i32>> {
-        (self.0.rows_of_one)(key, args)
-    }
 }
 
 impl ScoreMod {
     /// The function for the tiles of a loop; `None` if it changes nothing.
     pub(super) fn bind(self, args: ScoreArgs) -> Option<ScoreFn> {
         (self != ScoreMod(&PLAIN)).then(|| (self.0.bind)(args))
-    }
-}
-
-/// Applies a score function to a tile of Q Kᵀ. Without one, the tile is not scaled either.
-#[track_caller]
-pub(super) fn modified(
-    scores: Tile<f32>,
-    modify: Option<&ScoreFn>,
-    scale: Scalar<f32>,
-    rows: impl Fn() -> Tile<i32>,
-    keys: impl Fn() -> Tile<i32>,
-) -> Modified {
-    match modify {
-        None => Modified { scores, derivative: None },
-        Some(modify) => modify(scores * scale, rows(), keys()),
     }
 }
 
@@ -357,62 +239,6 @@ impl Modified {
             Some(derivative) => gradient * derivative,
         }
     }
-}
-
-/// The factor between the results of [`modified`] and exponents of 2.
-#[device_fn]
-pub(super) fn exponent_scale(scale: Scalar<f32>, modify: Option<&ScoreFn>) -> Scalar<f32> {
-    if modify.is_some() { scalar::<f32>(std::f32::consts::LOG2_E) } else { scale * std::f32::consts::LOG2_E }
-}
-
-/// The mask of the tiles of a loop.
-#[derive(Clone, Copy)]
-pub(super) enum LoopMask {
-    None,
-    /// Keys below n_k, and with `causal` up to the diagonal.
-    Dense(Site),
-    /// Ranges of keys, for each row of the tile.
-    Keys(Tile<i32>, Tile<i32>),
-    /// Ranges of rows, for each key of the tile.
-    Rows(Tile<i32>, Tile<i32>),
-}
-
-impl LoopMask {
-    /// Whether the compiler splits the loop: those of ranges are split already.
-    pub fn split_hint(self) -> Option<bool> {
-        matches!(self, LoopMask::Keys(..) | LoopMask::Rows(..)).then_some(false)
-    }
-
-    /// `scores` where the row sees the key, `otherwise` elsewhere. Rows and keys broadcast to the shape of `scores`.
-    #[track_caller]
-    pub fn keep(
-        self,
-        scores: Tile<f32>,
-        rows: impl Fn() -> Tile<i32>,
-        keys: impl Fn() -> Tile<i32>,
-        otherwise: f32,
-    ) -> Tile<f32> {
-        let seen = match self {
-            LoopMask::None => return scores,
-            LoopMask::Dense(site) => visible(rows(), keys(), site),
-            LoopMask::Keys(first, end) => within(keys(), first, end),
-            LoopMask::Rows(first, end) => within(rows(), first, end),
-        };
-        where_(seen, scores, otherwise)
-    }
-}
-
-#[device_fn]
-fn within(position: Tile<i32>, first: Tile<i32>, end: Tile<i32>) -> Tile<bool> {
-    (position >= first) & (position < end)
-}
-
-/// The dense mask, for rows and keys that broadcast to the shape of the scores.
-#[device_fn]
-fn visible(rows: Tile<i32>, keys: Tile<i32>, site: Site) -> Tile<bool> {
-    let Site { n_q, n_k, causal, .. } = site;
-    // Under the causal mask, rows below n_q see no key beyond n_k.
-    if causal { keys - (n_k - n_q) <= rows } else { keys < n_k }
 }
 
 macro_rules! modifier_constexpr {
@@ -535,44 +361,4 @@ impl Default for Score<'_> {
     fn default() -> Self {
         Score::PLAIN
     }
-}
-
-/// The tiles of a loop: those from `first` to `full` and from `last_full` to `end` need the mask, those from `full` to
-/// `last_full` do not.
-#[derive(Clone, Copy)]
-pub(super) struct TileRanges {
-    pub first: Scalar<i32>,
-    pub full: Scalar<i32>,
-    pub last_full: Scalar<i32>,
-    pub end: Scalar<i32>,
-}
-
-/// The tiles, of `tile` positions of 0 to n − 1, that the range of some position of a block includes, from the ranges
-/// of the block's first and last position.
-#[device_fn]
-pub(super) fn tile_ranges(
-    first: (Scalar<i32>, Scalar<i32>),
-    last: (Scalar<i32>, Scalar<i32>),
-    n: Scalar<i32>,
-    tile: usize,
-) -> TileRanges {
-    let begin = minimum(maximum(first.0, 0), n) / tile;
-    let full = cdiv(minimum(maximum(last.0, 0), n), tile);
-    let last_full = minimum(maximum(first.1, 0), n) / tile;
-    let end = maximum(cdiv(minimum(maximum(last.1, 0), n), tile), begin);
-    let full = minimum(maximum(full, begin), end);
-    TileRanges { first: begin, full: full, last_full: minimum(maximum(last_full, full), end), end: end }
-}
-
-/// The three parts of a loop over `ranges` that lie in a split: (first, end) of the tiles before, in and after the full
-/// ones.
-pub(super) fn parts_of_split(
-    split: Scalar<i32>,
-    split_rows: usize,
-    ranges: TileRanges,
-    tile: usize,
-) -> [(Scalar<i32>, Scalar<i32>); 3] {
-    let TileRanges { first, full, last_full, end } = ranges;
-    [(first, full), (full, last_full), (last_full, end)]
-        .map(|(first, end)| tiles_of_split(split, split_rows, first, end, tile))
 }

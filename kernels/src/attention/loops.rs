@@ -1,0 +1,256 @@
+//! The loops of a program over tiles of keys, or of queries: which tiles they have, which of these need the mask, and what
+//! an iteration does with a tile of scores.
+
+use super::modifiers::{MaskArgs, MaskMod, Modified, Ranges, ScoreFn, Site};
+use crate::blocks::boundary_dims;
+use tilewright_codegen::lang::carried::Carried;
+use tilewright_runtime::prelude::*;
+
+/// The split of a loop that a program computes: number `index`, of `rows` rows; all of the loop where `rows` is 0.
+#[derive(Clone, Copy)]
+pub(super) struct Split {
+    index: Scalar<i32>,
+    rows: usize,
+}
+
+/// The batch entry and the split of an entry of the grid's third axis, where the loop runs over `loop_rows` rows.
+#[device_fn]
+pub(super) fn batch_and_split(entry: Scalar<i32>, loop_rows: Scalar<i32>, split_rows: usize) -> (Scalar<i32>, Split) {
+    if split_rows > 0 {
+        let num_splits = cdiv(loop_rows, split_rows);
+        (entry / num_splits, Split { index: entry % num_splits, rows: split_rows })
+    } else {
+        (entry, Split { index: scalar::<i32>(0), rows: 0 })
+    }
+}
+
+/// Assumes that a result has an entry for each batch entry and split, where the loop runs over `loop_rows` rows: with fewer,
+/// some splits would be missing from the sum.
+#[device_fn]
+pub(super) fn assume_entries(entries: Scalar<i32>, batch: Scalar<i32>, loop_rows: Scalar<i32>, split_rows: usize) {
+    let splits = if split_rows > 0 { cdiv(loop_rows, split_rows) } else { scalar::<i32>(1) };
+    assume(entries == batch * splits);
+}
+
+/// The mask of the tiles of a loop.
+#[derive(Clone, Copy)]
+pub(super) enum LoopMask {
+    None,
+    /// Keys below n_k, and with `causal` up to the diagonal.
+    Dense(Site),
+    /// Ranges of keys, for each row of the tile.
+    Keys(Tile<i32>, Tile<i32>),
+    /// Ranges of rows, for each key of the tile.
+    Rows(Tile<i32>, Tile<i32>),
+}
+
+/// The tiles `tiles.0..tiles.1` of a loop, which have one mask.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub tiles: (Scalar<i32>, Scalar<i32>),
+    pub mask: LoopMask,
+}
+
+impl Split {
+    /// The range (first, end) of those of the tiles `first..end`, of `tile` rows each, that lie in this split.
+    #[device_fn]
+    pub fn tiles(self, first: Scalar<i32>, end: Scalar<i32>, tile: usize) -> (Scalar<i32>, Scalar<i32>) {
+        if self.rows > 0 {
+            static_assert(self.rows.is_multiple_of(tile), "split_rows must be a multiple of the tile size");
+            let tiles_per_split = self.rows / tile;
+            let begin = minimum(maximum(first, self.index * tiles_per_split), end);
+            (begin, maximum(begin, minimum(end, (self.index + 1) * tiles_per_split)))
+        } else {
+            (first, end)
+        }
+    }
+
+    /// The parts of a loop over these [`tile_bounds`]: the tiles at the edges of ranges, and those inside between them.
+    pub fn parts(self, bounds: [Scalar<i32>; 4], tile: usize, edges: LoopMask, inside: LoopMask) -> Vec<Part> {
+        let [first, full, last_full, end] = bounds;
+        let parts = [(first, full, edges), (full, last_full, inside), (last_full, end, edges)];
+        parts.map(|(first, end, mask)| Part { tiles: self.tiles(first, end, tile), mask }).to_vec()
+    }
+}
+
+/// The tiles, of `tile` positions of 0 to n − 1, that the range of some position of a block includes, from the block's first
+/// and last position: the first tile, the first and the end of those inside of all ranges, and the end.
+#[device_fn]
+pub(super) fn tile_bounds(
+    ranges: fn(Tile<i32>, MaskArgs) -> Ranges,
+    block: (Scalar<i32>, Scalar<i32>),
+    args: MaskArgs,
+    n: Scalar<i32>,
+    tile: usize,
+) -> [Scalar<i32>; 4] {
+    let (first_begin, first_end) = ranges(block.0.broadcast_to(NO_DIMENSIONS), args);
+    let (last_begin, last_end) = ranges(block.1.broadcast_to(NO_DIMENSIONS), args);
+    let begin = minimum(maximum(first_begin.scalar(), 0), n) / tile;
+    let full = cdiv(minimum(maximum(last_begin.scalar(), 0), n), tile);
+    let last_full = minimum(maximum(first_end.scalar(), 0), n) / tile;
+    let end = maximum(cdiv(minimum(maximum(last_end.scalar(), 0), n), tile), begin);
+    let full = minimum(maximum(full, begin), end);
+    [begin, full, minimum(maximum(last_full, full), end), end]
+}
+
+/// The shape of a tile of one element.
+const NO_DIMENSIONS: [usize; 0] = [];
+
+/// The parts of the loop over tiles of keys that `rows` see, and `all_rows` = (first, number) of the programs that share
+/// loads with this one.
+#[device_fn]
+pub(super) fn parts_of_keys(
+    mask: MaskMod,
+    args: MaskArgs,
+    rows: Tile<i32>,
+    all_rows: (Scalar<i32>, usize),
+    k_tile: usize,
+    even_keys: bool,
+    split: Split,
+) -> Vec<Part> {
+    let Site { n_q, n_k, causal, .. } = args.site;
+    let (first_row, num_rows) = all_rows;
+    if mask.is_dense() {
+        let mut seen = n_k;
+        if causal {
+            seen = minimum(maximum(first_row + (n_k - n_q) + num_rows, 0), n_k);
+        }
+        let end = cdiv(seen, k_tile);
+        let is_masked = causal || !even_keys;
+        let diagonal = if is_masked { LoopMask::Dense(args.site) } else { LoopMask::None };
+        let first = scalar::<i32>(0);
+        if is_masked && num_rows > rows.shape()[0] {
+            // The rows of all programs see the tiles up to `full`. The compiler would split the loop where those of one
+            // program do.
+            let keys = if causal { maximum(first_row + (n_k - n_q) + 1, 0) } else { n_k };
+            let full = minimum(keys, n_k) / k_tile;
+            let unmasked = Part { tiles: split.tiles(first, full, k_tile), mask: LoopMask::None };
+            Vec::from([unmasked, Part { tiles: split.tiles(full, end, k_tile), mask: diagonal }])
+        } else {
+            Vec::from([Part { tiles: split.tiles(first, end, k_tile), mask: diagonal }])
+        }
+    } else {
+        let last_row = minimum(first_row + num_rows, n_q) - 1;
+        let bounds = tile_bounds(mask.0.keys, (first_row, last_row), args, n_k, k_tile);
+        let (start, end) = (mask.0.keys)(rows, args);
+        let edges = LoopMask::Keys(start.expand_dims(1), minimum(end, n_k).expand_dims(1));
+        split.parts(bounds, k_tile, edges, LoopMask::None)
+    }
+}
+
+/// What a loop applies to each tile of scores: a mask, and a score function.
+#[derive(Clone, Copy)]
+pub(super) struct Rules<'a> {
+    pub mask: LoopMask,
+    pub modify: Option<&'a ScoreFn>,
+    pub scale: Scalar<f32>,
+}
+
+impl Rules<'_> {
+    /// The factor between the results of [`Rules::modified`] and exponents of 2.
+    #[device_fn]
+    pub fn exponent_scale(self) -> Scalar<f32> {
+        let log2_e = std::f32::consts::LOG2_E;
+        if self.modify.is_some() { scalar::<f32>(log2_e) } else { self.scale * log2_e }
+    }
+
+    /// Whether the compiler splits the loop: those of ranges are split already.
+    pub fn split_hint(self) -> Option<bool> {
+        matches!(self.mask, LoopMask::Keys(..) | LoopMask::Rows(..)).then_some(false)
+    }
+}
+
+/// A tile of Q Kᵀ or its transpose, with the positions of its rows and keys, which broadcast to its shape.
+#[derive(Clone, Copy)]
+pub(super) struct Scores<'a> {
+    pub dot: Tile<f32>,
+    pub rows: Tile<i32>,
+    pub keys: Tile<i32>,
+    pub rules: Rules<'a>,
+}
+
+impl Scores<'_> {
+    /// The scores that the score function makes of the tile. Without one, they are not scaled either.
+    #[track_caller]
+    pub fn modified(self) -> Modified {
+        match self.rules.modify {
+            None => Modified { scores: self.dot, derivative: None },
+            Some(modify) => modify(self.dot * self.rules.scale, self.rows, self.keys),
+        }
+    }
+
+    /// `x` where the row sees the key, `otherwise` elsewhere.
+    #[device_fn]
+    pub fn keep(self, x: Tile<f32>, otherwise: f32) -> Tile<f32> {
+        let Scores { rows, keys, .. } = self;
+        match self.rules.mask {
+            LoopMask::None => x,
+            LoopMask::Dense(Site { n_q, n_k, causal, .. }) => {
+                // Under the causal mask, rows below n_q see no key beyond n_k.
+                where_(if causal { keys - (n_k - n_q) <= rows } else { keys < n_k }, x, otherwise)
+            }
+            LoopMask::Keys(first, end) => where_((keys >= first) & (keys < end), x, otherwise),
+            LoopMask::Rows(first, end) => where_((rows >= first) & (rows < end), x, otherwise),
+        }
+    }
+}
+
+/// What all iterations over tiles of keys use.
+#[derive(Clone, Copy)]
+pub(super) struct KeyLoop<T: Float> {
+    pub q: Tile<T>,
+    /// [q_tile, 1].
+    pub rows: Tile<i32>,
+    /// The first tiles.
+    pub k: BlockPtr<T>,
+    pub v: BlockPtr<T>,
+    pub k_tile: usize,
+    pub even_keys: bool,
+    pub padded: bool,
+    pub precision: Precision,
+    pub scale: Scalar<f32>,
+    pub replicas: usize,
+}
+
+/// The tiles of one iteration.
+#[derive(Clone, Copy)]
+pub(super) struct KeyTiles<'a, T: Float> {
+    pub k: Tile<T>,
+    pub v: Tile<T>,
+    pub scores: Scores<'a>,
+    /// [`Rules::exponent_scale`].
+    pub scale2: Scalar<f32>,
+}
+
+impl<T: Float> KeyLoop<T> {
+    /// Calls `step` with `state` and the tiles of each iteration; it returns the next state.
+    #[device_fn]
+    pub fn run<S: Carried<Handle = S>>(
+        self,
+        parts: Vec<Part>,
+        modify: Option<&ScoreFn>,
+        state: S,
+        step: impl Fn(S, KeyTiles<T>) -> S,
+    ) -> S {
+        let KeyLoop { q, rows, k, v, k_tile, even_keys, padded, precision, scale, replicas } = self;
+        parts.into_iter().fold(state, |state, part| {
+            let (first, end) = part.tiles;
+            let rules = Rules { mask: part.mask, modify, scale };
+            let mut state = state;
+            let mut k_block = k.advance([first * k_tile, 0]);
+            let mut v_block = v.advance([first * k_tile, 0]);
+            let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
+            for i in range(first, end, split = hint, replicas = replicas) {
+                let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+                let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+                let product = dot(q, kt.trans(), input_precision = precision);
+                let keys = (i * k_tile + arange(0, k_tile)).expand_dims(0);
+                let scores = Scores { dot: product, rows, keys, rules };
+                state = step(state, KeyTiles { k: kt, v: vt, scores, scale2 });
+                k_block = k_block.advance([k_tile, 0]);
+                v_block = v_block.advance([k_tile, 0]);
+            }
+            state
+        })
+    }
+}
