@@ -16,6 +16,7 @@
 //! [`super::backward_rows`].
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
+use super::config::{Pass, default_config, is_sub_wave, keep};
 use super::forward::{assume_group, heads_in_l2, longest_first_at_end, program_in_order, row_offset};
 use super::loops::{
     KeyLoop, LoopMask, Part, Rules, Scores, assume_entries, batch_and_split, parts_of_keys, tile_bounds,
@@ -60,9 +61,9 @@ use tilewright_runtime::prelude::*;
             overlap = false,
         ),
     ],
-    keep = super::config::keep_dkdv,
-    key = [d, causal, one_pass, precision, n_q, n_k, sub_wave = super::config::is_sub_wave([batch, heads_kv], n_k)],
-    default = super::config::dkdv_default,
+    keep = |problem, config| keep(Pass::Dkdv, problem, config),
+    key = [d, causal, one_pass, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads_kv], n_k)],
+    default = |problem| default_config(Pass::Dkdv, problem),
     tables = crate::tuned::TABLES,
 )]
 #[kernel(grid = (cdiv(n_k, k_tile), heads_kv, entries))]
@@ -155,7 +156,6 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
             delta: row_block(delta + index * n_q, scalar::<i32>(0), n_q, q_tile),
             dq_sum: dq_sum_block(dq_sum, index, scalar::<i32>(0), n_q, q_tile, d_tile),
             q_tile,
-            d_tile,
             even_queries,
             padded,
             one_pass,
@@ -203,7 +203,6 @@ struct QueryLoop<T: Float> {
     delta: BlockPtr<f32>,
     dq_sum: BlockPtr<f32>,
     q_tile: usize,
-    d_tile: usize,
     even_queries: bool,
     padded: bool,
     one_pass: bool,
@@ -219,7 +218,7 @@ impl<T: Float> QueryLoop<T> {
 
     #[device_fn]
     fn add(self, part: Part, modify: Option<&ScoreFn>, sums: (Tile<f32>, Tile<f32>)) -> (Tile<f32>, Tile<f32>) {
-        let QueryLoop { k, v, keys, n_q, q_tile, d_tile, even_queries, padded, one_pass, precision, .. } = self;
+        let QueryLoop { k, v, keys, n_q, q_tile, even_queries, padded, one_pass, precision, .. } = self;
         let (first, end) = part.tiles;
         let (mut dk_sum, mut dv_sum) = sums;
         let mut q_block = self.q.advance([first * q_tile, 0]);
@@ -262,7 +261,7 @@ impl<T: Float> QueryLoop<T> {
                     dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
                 }
                 dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-                atomic_add(dq_block, fragments(partial_dq, d_tile));
+                atomic_add(dq_block, fragments(partial_dq));
                 dq_block = dq_block.advance([q_tile / 16, 0]);
             } else {
                 dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
@@ -297,9 +296,9 @@ impl<T: Float> QueryLoop<T> {
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2, overlap = false),
         Config(q_tile = 64..=128, k_tile = 16..=64, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
     ],
-    keep = super::config::keep_dq,
-    key = [d, causal, precision, n_q, n_k, sub_wave = super::config::is_sub_wave([batch, heads], n_q)],
-    default = super::config::dq_default,
+    keep = |problem, config| keep(Pass::Dq, problem, config),
+    key = [d, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
+    default = |problem| default_config(Pass::Dq, problem),
     tables = crate::tuned::TABLES,
 )]
 #[kernel(grid = (cdiv(n_q, q_tile), heads, entries))]

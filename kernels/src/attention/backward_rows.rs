@@ -75,10 +75,8 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     for split in range(0, num_splits) {
         if fragments {
             let index = (batch * num_programs(1) + head).to::<i64>();
-            total += rows_of_fragments(
-                load(dq_sum_block(sums, index, program_id(0) * (row_tile / 16), n, row_tile, d_tile)),
-                d_tile,
-            );
+            let block = dq_sum_block(sums, index, program_id(0) * (row_tile / 16), n, row_tile, d_tile);
+            total += rows_of_fragments(load(block));
         } else {
             let rows = row_offset(head, batch * num_splits + split, n);
             total += load(
@@ -134,16 +132,16 @@ pub(super) fn dq_sum_block(
 /// (PTX ISA, accumulator fragments of `wgmma`: lane l has columns 2 · (l mod 4) and the next of rows ⌊l / 4⌋ and
 /// ⌊l / 4⌋ + 8, in every group of 8 columns.)
 #[device_fn]
-pub(super) fn fragments(tile: Tile<f32>, d_tile: usize) -> Tile<f32> {
-    let rows = tile.shape()[0];
+pub(super) fn fragments(tile: Tile<f32>) -> Tile<f32> {
+    let (rows, d_tile) = (tile.shape()[0], tile.shape()[1]);
     let parts = tile.reshape([rows / 16, 2, 8, d_tile / 8, 4, 2]);
     parts.permute([0, 3, 2, 4, 1, 5]).reshape([rows / 16, 16 * d_tile])
 }
 
 /// The inverse of [`fragments`].
 #[device_fn]
-pub(super) fn rows_of_fragments(tile: Tile<f32>, d_tile: usize) -> Tile<f32> {
-    let blocks = tile.shape()[0];
+fn rows_of_fragments(tile: Tile<f32>) -> Tile<f32> {
+    let (blocks, d_tile) = (tile.shape()[0], tile.shape()[1] / 16);
     let parts = tile.reshape([blocks, d_tile / 8, 8, 4, 2, 2]);
     parts.permute([0, 4, 2, 1, 3, 5]).reshape([16 * blocks, d_tile])
 }

@@ -36,16 +36,9 @@ pub struct Tiles {
 
 impl Tiles {
     /// Tile sizes that leave the schedule to the compiler.
-    pub const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
-        const UNSPECIFIED: Schedule = Schedule {
-            tma: None,
-            warp_specialize: None,
-            overlap: None,
-            pingpong: None,
-            wgmma_f32: None,
-            tma_stores: None,
-        };
-        Tiles { q_tile, k_tile, replicas: 1, persistent: false, num_warps, num_stages, schedule: UNSPECIFIED }
+    pub fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
+        let schedule = Schedule::default();
+        Tiles { q_tile, k_tile, replicas: 1, persistent: false, num_warps, num_stages, schedule }
     }
 
     /// Converts to a configuration of the autotuner.
@@ -90,15 +83,15 @@ pub fn one_pass_is_faster(
     batch_and_kv_heads: [usize; 2],
     n_k: usize,
 ) -> bool {
-    let hopper = matches!(target, Target::Nvptx(arch) if *arch >= GpuArch::Sm90a);
-    hopper && element_bytes == 2 && matches!(d_tile(d), 64 | 128) && !is_sub_wave(batch_and_kv_heads, n_k)
+    let has_wgmma = is_hopper(target) && element_bytes == 2;
+    has_wgmma && matches!(d_tile(d), 64 | 128) && !is_sub_wave(batch_and_kv_heads, n_k)
 }
 
 /// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
-fn default_config(pass: Pass, problem: &Problem) -> Config {
+pub fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
-    let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
+    let hopper = is_hopper(&problem.target);
     let tf32x3 = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
     let sub_wave: Option<bool> = problem.get("sub_wave");
     let tiles = match sub_wave {
@@ -158,8 +151,7 @@ pub fn modified_tiles(
     has_ranges: bool,
     has_derivative: bool,
 ) -> Option<Tiles> {
-    let hopper = matches!(target, Target::Nvptx(arch) if *arch >= GpuArch::Sm90a);
-    if !hopper || element_bytes != 2 {
+    if !is_hopper(target) || element_bytes != 2 {
         return None;
     }
     let tiles = match (pass, d_tile(d)) {
@@ -173,7 +165,7 @@ pub fn modified_tiles(
 }
 
 /// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
-fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
+pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     let Some(Tiles { q_tile, k_tile, replicas, persistent, num_warps, schedule, .. }) = Tiles::of(config) else {
         return false;
     };
@@ -216,36 +208,6 @@ fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     }
 }
 
-/// Whether a configuration of the forward kernel is worth measuring.
-pub fn keep_forward(problem: &Problem, config: &Config) -> bool {
-    keep(Pass::Forward, problem, config)
-}
-
-/// Whether a configuration of the kernel that computes dK and dV is worth measuring.
-pub fn keep_dkdv(problem: &Problem, config: &Config) -> bool {
-    keep(Pass::Dkdv, problem, config)
-}
-
-/// Whether a configuration of the kernel that computes dQ is worth measuring.
-pub fn keep_dq(problem: &Problem, config: &Config) -> bool {
-    keep(Pass::Dq, problem, config)
-}
-
-/// The default configuration of the forward kernel.
-pub fn forward_default(problem: &Problem) -> Config {
-    default_config(Pass::Forward, problem)
-}
-
-/// The default configuration of the kernel that computes dK and dV.
-pub fn dkdv_default(problem: &Problem) -> Config {
-    default_config(Pass::Dkdv, problem)
-}
-
-/// The default configuration of the kernel that computes dQ.
-pub fn dq_default(problem: &Problem) -> Config {
-    default_config(Pass::Dq, problem)
-}
-
 /// The tile's extent along the head dimension: a power of two that the MMA instructions support. Saturates.
 pub fn d_tile(d: usize) -> usize {
     d.checked_next_power_of_two().unwrap_or(usize::MAX).max(16)
@@ -271,72 +233,68 @@ fn without_overlap(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { overlap: Some(false), ..tiles.schedule }, ..tiles }
 }
 
+fn is_hopper(target: &Target) -> bool {
+    matches!(target, Target::Nvptx(arch) if *arch >= GpuArch::Sm90a)
+}
+
 /// The tiles that are used if neither the caller nor the autotuner gives any, except in the special cases that
-/// [`forward_default`], [`dkdv_default`] and [`dq_default`] add for Hopper.
+/// [`default_config`] adds for Hopper.
 pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target) -> Tiles {
-    let wide = element_bytes > 2;
-    // Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.
-    let small_shared_memory = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10);
-    // f32 operands of 128 columns in a pipeline take 170 KB.
-    let too_small_for_f32 = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 200 << 10);
-    match (target, pass) {
-        (Target::Host(_), _) => Tiles::new(64, 64, 1, 1),
-        // f32 dots keep their operands in shared memory at twice the size.
-        (Target::Nvptx(_), Pass::Forward) if wide => match d_tile(d) {
-            ..=128 => Tiles::new(32, 64, 8, 2),
-            _ => Tiles::new(32, 16, 4, 2),
-        },
-        (Target::Nvptx(_), Pass::Dkdv) if wide => match d_tile(d) {
-            32 => Tiles::new(64, 32, 4, 2),
-            128 if too_small_for_f32 || d < 128 => Tiles::new(32, 32, 8, 2),
-            ..=128 => Tiles::new(64, 32, 8, 2),
-            _ => Tiles::new(16, 16, 4, 2),
-        },
-        (Target::Nvptx(_), Pass::Dq) if wide => match d_tile(d) {
-            ..=32 => Tiles::new(32, 64, 4, 2),
-            64 => Tiles::new(16, 64, 4, 2),
-            128 if too_small_for_f32 || d < 128 => Tiles::new(16, 32, 4, 2),
-            128 => Tiles::new(32, 64, 8, 2),
-            _ => Tiles::new(16, 16, 4, 2),
-        },
-        // Hopper loads by TMA from producer warps.
-        (Target::Nvptx(arch), Pass::Forward) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
-            warp_specialized(match d_tile(d) {
-                // Two blocks per SM with a consumer warpgroup each: their softmax and `wgmma` overlap without barriers.
-                ..=64 => Tiles::new(64, 128, 4, 2),
-                // One warpgroup for each program of 64 rows.
-                _ => persistent(replicated(2, Tiles::new(64, 128, 4, 2))),
-            })
-        }
-        (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
-            64 => warp_specialized(Tiles::new(128, 128, 8, 2)),
-            // 128 × 128 takes 9 % longer with d = 32 on an H200, and spills with d = 128.
-            _ => warp_specialized(Tiles::new(64, 128, 8, 3)),
-        },
-        (Target::Nvptx(arch), Pass::Dq) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
-            ..=32 => warp_specialized(Tiles::new(128, 64, 8, 4)),
-            // Spills with asynchronous MMAs in flight.
-            _ => without_overlap(warp_specialized(Tiles::new(128, 128, 8, 2))),
-        },
-        (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
-            ..=64 => Tiles::new(64, 128, 4, 2),
-            // The tile sizes of FlashAttention-2 for such GPUs: larger ones leave no shared memory for the next stage.
-            128 if small_shared_memory => Tiles::new(64, 64, 4, 2),
-            128 => Tiles::new(128, 128, 8, 2),
-            _ if small_shared_memory => Tiles::new(128, 32, 8, 2),
-            _ => Tiles::new(128, 64, 8, 2),
-        },
-        (Target::Nvptx(_), Pass::Dkdv) => match d_tile(d) {
-            ..=64 => Tiles::new(64, 64, 4, 2),
-            // Four warps and 64 × 64 spill, and so do accumulators that stay in flight.
-            128 => without_overlap(Tiles::new(32, 128, 8, 2)),
-            _ if small_shared_memory => Tiles::new(32, 32, 8, 2),
-            _ => Tiles::new(32, 64, 8, 2),
-        },
-        (Target::Nvptx(_), Pass::Dq) => match d_tile(d) {
-            ..=64 => Tiles::new(64, 64, 4, 2),
-            128 => Tiles::new(64, 64, 4, 2),
-            _ => Tiles::new(64, 32, 8, 2),
-        },
+    let Target::Nvptx(arch) = target else { return Tiles::new(64, 64, 1, 1) };
+    if element_bytes > 2 {
+        return f32_tiles(pass, d, *arch);
     }
+    if is_hopper(target) && d_tile(d) <= 128 {
+        return hopper_tiles(pass, d);
+    }
+    // Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.
+    let is_small = arch.max_shared_bytes() < 128 << 10;
+    match (pass, d_tile(d)) {
+        (Pass::Forward, ..=64) => Tiles::new(64, 128, 4, 2),
+        // The tile sizes of FlashAttention-2 for such GPUs: larger ones leave no shared memory for the next stage.
+        (Pass::Forward, 128) if is_small => Tiles::new(64, 64, 4, 2),
+        (Pass::Forward, 128) => Tiles::new(128, 128, 8, 2),
+        (Pass::Forward, _) if is_small => Tiles::new(128, 32, 8, 2),
+        (Pass::Forward, _) => Tiles::new(128, 64, 8, 2),
+        (Pass::Dkdv, ..=64) | (Pass::Dq, ..=128) => Tiles::new(64, 64, 4, 2),
+        // Four warps and 64 × 64 spill, and so do accumulators that stay in flight.
+        (Pass::Dkdv, 128) => without_overlap(Tiles::new(32, 128, 8, 2)),
+        (Pass::Dkdv, _) if is_small => Tiles::new(32, 32, 8, 2),
+        (Pass::Dkdv, _) => Tiles::new(32, 64, 8, 2),
+        (Pass::Dq, _) => Tiles::new(64, 32, 8, 2),
+    }
+}
+
+/// f32 dots keep their operands in shared memory at twice the size.
+fn f32_tiles(pass: Pass, d: usize, arch: GpuArch) -> Tiles {
+    // Operands of 128 columns in a pipeline take 170 KB.
+    let is_small = arch.max_shared_bytes() < 200 << 10;
+    match (pass, d_tile(d)) {
+        (Pass::Forward, ..=128) => Tiles::new(32, 64, 8, 2),
+        (Pass::Forward, _) => Tiles::new(32, 16, 4, 2),
+        (Pass::Dkdv, 32) => Tiles::new(64, 32, 4, 2),
+        (Pass::Dkdv, 128) if is_small || d < 128 => Tiles::new(32, 32, 8, 2),
+        (Pass::Dkdv, ..=128) => Tiles::new(64, 32, 8, 2),
+        (Pass::Dq, ..=32) => Tiles::new(32, 64, 4, 2),
+        (Pass::Dq, 64) => Tiles::new(16, 64, 4, 2),
+        (Pass::Dq, 128) if is_small || d < 128 => Tiles::new(16, 32, 4, 2),
+        (Pass::Dq, 128) => Tiles::new(32, 64, 8, 2),
+        (Pass::Dkdv | Pass::Dq, _) => Tiles::new(16, 16, 4, 2),
+    }
+}
+
+/// Hopper loads by TMA from producer warps.
+fn hopper_tiles(pass: Pass, d: usize) -> Tiles {
+    warp_specialized(match (pass, d_tile(d)) {
+        // Two blocks per SM with a consumer warpgroup each: their softmax and `wgmma` overlap without barriers.
+        (Pass::Forward, ..=64) => Tiles::new(64, 128, 4, 2),
+        // One warpgroup for each program of 64 rows.
+        (Pass::Forward, _) => persistent(replicated(2, Tiles::new(64, 128, 4, 2))),
+        (Pass::Dkdv, 64) => Tiles::new(128, 128, 8, 2),
+        // 128 × 128 takes 9 % longer with d = 32 on an H200, and spills with d = 128.
+        (Pass::Dkdv, _) => Tiles::new(64, 128, 8, 3),
+        (Pass::Dq, ..=32) => Tiles::new(128, 64, 8, 4),
+        // Spills with asynchronous MMAs in flight.
+        (Pass::Dq, _) => without_overlap(Tiles::new(128, 128, 8, 2)),
+    })
 }

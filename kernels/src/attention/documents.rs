@@ -1,6 +1,6 @@
 //! Packed sequences: the ranges of keys and rows of the mask [`DOCUMENTS`](super::modifiers::DOCUMENTS).
 
-use super::launch::{MAX_ROWS, invalid_argument};
+use super::launch::{MAX_ROWS, expect};
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
 
@@ -85,14 +85,12 @@ pub fn document_ranges(
     ranges: ViewMut<i32>,
     stream: Option<Stream>,
 ) -> Result<()> {
-    if rows.is_empty() || rows.len() != keys.len() {
-        let expected = "as many cumulative lengths of rows as of keys, at least one each";
-        return invalid_argument("cu_seqlens", expected, format!("{} and {}", rows.len(), keys.len()));
-    }
-    if n_q.max(n_k) > MAX_ROWS || ranges.len() != 2 * (n_q + n_k) {
-        let expected = format!("2 · (rows + keys) elements, for at most {MAX_ROWS} rows and keys");
-        return invalid_argument("ranges", expected, format!("{} for {n_q} rows and {n_k} keys", ranges.len()));
-    }
+    let expected = "as many cumulative lengths of rows as of keys, at least one each";
+    let found = format_args!("{} and {}", rows.len(), keys.len());
+    expect(!rows.is_empty() && rows.len() == keys.len(), "cu_seqlens", expected, found)?;
+    let expected = format_args!("2 · (rows + keys) elements, for at most {MAX_ROWS} rows and keys");
+    let found = format_args!("{} for {n_q} rows and {n_k} keys", ranges.len());
+    expect(n_q.max(n_k) <= MAX_ROWS && ranges.len() == 2 * (n_q + n_k), "ranges", expected, found)?;
     let (mut key_first, rest) = ranges.split_at(n_q)?;
     let (mut key_end, rest) = rest.split_at(n_q)?;
     let (mut row_first, mut row_end) = rest.split_at(n_k)?;

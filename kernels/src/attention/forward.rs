@@ -1,5 +1,7 @@
 //! The forward kernel of FlashAttention-2.
 
+use super::backward_rows::row_block;
+use super::config::{Pass, default_config, is_sub_wave, keep};
 use super::loops::{KeyLoop, assume_entries, batch_and_split, parts_of_keys};
 use super::modifiers::{MaskArgs, MaskMod, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
@@ -70,9 +72,9 @@ use tilewright_runtime::prelude::*;
             warp_specialize = true,
         ),
     ],
-    keep = super::config::keep_forward,
-    key = [d, causal, precision, n_q, n_k, sub_wave = super::config::is_sub_wave([batch, heads], n_q)],
-    default = super::config::forward_default,
+    keep = |problem, config| keep(Pass::Forward, problem, config),
+    key = [d, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
+    default = |problem| default_config(Pass::Forward, problem),
     tables = crate::tuned::TABLES,
 )]
 #[kernel(grid = grid([cdiv(n_q, q_tile * replicas), heads, entries], persistent, programs, replicas))]
@@ -155,14 +157,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         let divisor = where_(total == 0.0, 1.0, total);
         let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
         store(o_block, (acc * (1.0 / divisor).expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
-        let lse_block = make_block_ptr(
-            lse + (entry * q.dim(1) + head).to::<i64>() * n_q,
-            shape = [n_q],
-            strides = [1],
-            offsets = [first_row],
-            block_shape = [q_tile],
-            order = [0],
-        );
+        let first_lse = (entry * q.dim(1) + head).to::<i64>() * n_q;
+        let lse_block = row_block(lse + first_lse, first_row, n_q, q_tile);
         store(lse_block, (row_max + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
     };
     let compute_in_order = |id: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)| {

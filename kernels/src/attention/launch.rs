@@ -1,13 +1,12 @@
 //! Host side of attention: argument checks, workspace, and the order of the kernels, which [`super::passes`] launches.
 
-use super::backward_rows::DQ_SUM_ROWS;
+use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPreprocess};
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster};
 use super::modifiers::{ALIBI, DOCUMENTS, Mask, MaskMod, PREFIX, SOFTCAP, SOFTCAP_ALIBI, Score, ScoreMod, WINDOW};
-use super::passes::{
-    RowVectors, Sums, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
-};
-use super::split_kv::{KvSplit, SplitProblem};
+use super::passes::{ROW_TILE, RowVectors, launch_dkdv, launch_dq, launch_forward, launch_postprocess};
+use super::split_kv::{FlashAttentionFwdCombine, KvSplit};
 use crate::tensor::{self, FloatElement};
+use std::fmt::Display;
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
 
@@ -69,33 +68,6 @@ impl<'a> Options<'a> {
         Options { causal, ..Options::default() }
     }
 
-    /// Chooses the splits of loops, as [`SplitProblem`] describes them.
-    fn kv_split<T: Element>(
-        &self,
-        device: &Device,
-        pass: Pass,
-        d: usize,
-        heads: usize,
-        rows: usize,
-        loop_rows: usize,
-    ) -> KvSplit {
-        // The ranges of other masks are short, or of different lengths.
-        match self.mask.function.is_dense() && device.is_cuda() || self.num_splits.is_some() {
-            true => KvSplit::new(SplitProblem {
-                pass,
-                causal: self.causal,
-                d,
-                element_bytes: T::DTYPE.size(),
-                // A launch refuses more. Here the limits keep products in range; more heads give the same splits.
-                heads: heads.min(MAX_ROWS),
-                rows: rows.min(MAX_ROWS),
-                loop_rows: loop_rows.min(MAX_ROWS),
-                requested: self.num_splits,
-            }),
-            false => KvSplit::UNSPLIT,
-        }
-    }
-
     /// Whether the backward pass for q and k of these shapes takes one pass; [`Backward`] has the choices.
     pub fn is_one_pass<T: Element>(&self, device: &Device, q: [usize; 4], k: [usize; 4]) -> bool {
         match self.backward {
@@ -114,31 +86,25 @@ impl<'a> Options<'a> {
         // The kernels give their grids.
         tiles.config().launch_config(&self.base_config(), 0)
     }
+
+    /// A launch configuration of the row-wise kernels.
+    pub(super) fn launch_rows(&self) -> LaunchConfig {
+        self.base_config().num_warps(4).num_stages(1)
+    }
 }
 
-/// Validated sizes of an attention problem, with the scale and precision that the options give.
+/// A problem whose arguments are valid, with the scale and the precision that the options give.
 #[derive(Clone, Copy)]
-pub(super) struct Sizes<'a> {
-    pub batch: usize,
-    pub heads: usize,
-    pub heads_kv: usize,
-    pub n_q: usize,
-    pub n_k: usize,
+pub(super) struct Problem<'a> {
+    pub device: &'a Device,
+    pub options: &'a Options<'a>,
     pub d: usize,
     pub scale: f32,
     pub precision: Precision,
     /// Whether the backward pass takes one pass.
     pub one_pass: bool,
-    pub mask: Modifier<'a, MaskMod, i32>,
-    pub score: Modifier<'a, ScoreMod, f32>,
-}
-
-/// A modifier with its arguments.
-#[derive(Clone, Copy)]
-pub(super) struct Modifier<'a, F, T: Element> {
-    pub function: F,
-    pub number: T,
-    pub data: View<'a, T>,
+    pub mask_data: View<'a, i32>,
+    pub score_data: View<'a, f32>,
 }
 
 /// Largest number of rows: tile indices and causal differences stay well within i32.
@@ -146,112 +112,97 @@ pub(super) const MAX_ROWS: usize = 1 << 30;
 /// Largest head dimension: a tile holds a whole row.
 const MAX_D: usize = 256;
 
-pub(super) fn invalid_argument<X>(
-    name: &'static str,
-    expected: impl Into<String>,
-    found: impl Into<String>,
-) -> Result<X> {
-    Err(Error::Argument { kernel: "attention".into(), name, expected: expected.into(), found: found.into() })
+/// Fails unless the argument is valid.
+pub(super) fn expect(is_valid: bool, name: &'static str, expected: impl Display, found: impl Display) -> Result<()> {
+    if is_valid {
+        return Ok(());
+    }
+    Err(Error::Argument { kernel: "attention".into(), name, expected: expected.to_string(), found: found.to_string() })
 }
 
 fn expect_shape(name: &'static str, found: [usize; 4], expected: [usize; 4]) -> Result<()> {
     tensor::expect_shape("attention", name, found, expected)
 }
 
-fn sizes<'a, T: Element>(
-    device: &'a Device,
-    q: &Tensor<T>,
-    k: &Tensor<T>,
-    v: &Tensor<T>,
-    options: &Options<'a>,
-) -> Result<Sizes<'a>> {
-    let [batch, heads, n_q, d] = q.shape();
-    let [_, heads_kv, n_k, _] = k.shape();
-    if d == 0 || d > MAX_D {
-        return invalid_argument("q", format!("a head dimension of 1 to {MAX_D}"), format!("shape {:?}", q.shape()));
+impl<'a> Problem<'a> {
+    fn new<T: Element>(
+        device: &'a Device,
+        [q, k, v]: [&Tensor<T>; 3],
+        options: &'a Options<'a>,
+    ) -> Result<Problem<'a>> {
+        let [batch, heads, n_q, d] = q.shape();
+        let [_, heads_kv, n_k, _] = k.shape();
+        let found = format_args!("shape {:?}", q.shape());
+        expect((1..=MAX_D).contains(&d), "q", format_args!("a head dimension of 1 to {MAX_D}"), found)?;
+        expect_shape("k", k.shape(), [batch, heads_kv, n_k, d])?;
+        expect_shape("v", v.shape(), k.shape())?;
+        let has_groups = if heads_kv == 0 { heads == 0 } else { heads.is_multiple_of(heads_kv) };
+        let expected = "a number of heads that divides the number of heads of q";
+        expect(has_groups, "k", expected, format_args!("{heads_kv} heads; q has {heads}"))?;
+        let expected = format_args!("at most {MAX_ROWS} rows, as for k");
+        expect(n_q.max(n_k) <= MAX_ROWS, "q", expected, format_args!("{n_q} rows, and {n_k} of k"))?;
+        let scale = options.scale.unwrap_or(1.0 / (d as f32).sqrt());
+        expect(scale > 0.0 && scale.is_finite(), "scale", "a positive finite number", scale)?;
+        let precision = match options.precision {
+            Some(precision) if T::DTYPE.size() == 4 => precision,
+            None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
+            _ => Precision::Ieee,
+        };
+        let one_pass = options.is_one_pass::<T>(device, q.shape(), k.shape());
+        let mask_data = options.mask.data.unwrap_or(View::empty(device));
+        let score_data = options.score.data.unwrap_or(View::empty(device));
+        expect_mask(&options.mask, mask_data.len(), [n_q, n_k])?;
+        expect_score(&options.score, score_data.len(), heads, [n_q, n_k])?;
+        Ok(Problem { device, options, d, scale, precision, one_pass, mask_data, score_data })
     }
-    expect_shape("k", k.shape(), [batch, heads_kv, n_k, d])?;
-    expect_shape("v", v.shape(), k.shape())?;
-    if heads_kv == 0 && heads > 0 || heads_kv > 0 && !heads.is_multiple_of(heads_kv) {
-        return invalid_argument(
-            "k",
-            "a number of heads that divides the number of heads of q",
-            format!("{heads_kv} heads; q has {heads}"),
-        );
-    }
-    if n_q.max(n_k) > MAX_ROWS {
-        return invalid_argument(
-            "q",
-            format!("at most {MAX_ROWS} rows, as for k"),
-            format!("{n_q} rows, and {n_k} of k"),
-        );
-    }
-    let scale = options.scale.unwrap_or(1.0 / (d as f32).sqrt());
-    if !(scale > 0.0 && scale.is_finite()) {
-        return invalid_argument("scale", "a positive finite number", format!("{scale}"));
-    }
-    let precision = match options.precision {
-        Some(precision) if T::DTYPE.size() == 4 => precision,
-        None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
-        _ => Precision::Ieee,
-    };
-    let one_pass = options.is_one_pass::<T>(device, q.shape(), k.shape());
-    let (mask, score) = modifiers(device, options, heads, [n_q, n_k])?;
-    Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, scale, precision, one_pass, mask, score })
 }
 
-/// Checks the arguments of the modifiers that are known here: those of others are bounded by what their launch reads.
-#[allow(clippy::type_complexity)]
-fn modifiers<'a>(
-    device: &'a Device,
-    options: &Options<'a>,
+/// Checks the arguments of the masks that are known here: those of others are bounded by what their launch reads.
+fn expect_mask(&Mask { function, number, .. }: &Mask, data_len: usize, [n_q, n_k]: [usize; 2]) -> Result<()> {
+    if function == MaskMod(&DOCUMENTS) {
+        let len = 2 * (n_q + n_k);
+        let expected = format_args!("ranges of {n_q} rows and {n_k} keys, {len} numbers");
+        let found = format_args!("{data_len} numbers, of {number} rows");
+        expect(data_len == len && number as usize == n_q, "mask", expected, found)?;
+    }
+    if function == MaskMod(&WINDOW) {
+        let max = MAX_ROWS as i32 - 1;
+        expect((0..=max).contains(&number), "window", format_args!("0 to {max} keys"), number)?;
+    }
+    if function == MaskMod(&PREFIX) {
+        expect((0..=MAX_ROWS as i32).contains(&number), "prefix", format_args!("0 to {MAX_ROWS} keys"), number)?;
+    }
+    Ok(())
+}
+
+/// As [`expect_mask`], for score functions.
+fn expect_score(
+    &Score { function, number, .. }: &Score,
+    data_len: usize,
     heads: usize,
     [n_q, n_k]: [usize; 2],
-) -> Result<(Modifier<'a, MaskMod, i32>, Modifier<'a, ScoreMod, f32>)> {
-    let Mask { function, number, data } = options.mask;
-    let data = data.unwrap_or(View::empty(device));
-    if function == MaskMod(&DOCUMENTS) && (data.len() != 2 * (n_q + n_k) || number as usize != n_q) {
-        let expected = format!("ranges of {n_q} rows and {n_k} keys, {} numbers", 2 * (n_q + n_k));
-        return invalid_argument("mask", expected, format!("{} numbers, of {number} rows", data.len()));
-    }
-    if function == MaskMod(&WINDOW) && !(0..MAX_ROWS as i32).contains(&number) {
-        return invalid_argument("window", format!("0 to {} keys", MAX_ROWS - 1), format!("{number}"));
-    }
-    if function == MaskMod(&PREFIX) && !(0..=MAX_ROWS as i32).contains(&number) {
-        return invalid_argument("prefix", format!("0 to {MAX_ROWS} keys"), format!("{number}"));
-    }
-    let mask = Modifier { function, number, data };
-    let Score { function, number, data } = options.score;
-    let data = data.unwrap_or(View::empty(device));
-    let (caps, has_slopes) = (
-        [&SOFTCAP, &SOFTCAP_ALIBI].into_iter().any(|f| function == ScoreMod(f)),
-        [&ALIBI, &SOFTCAP_ALIBI].into_iter().any(|f| function == ScoreMod(f)),
-    );
-    // Smaller caps have no finite reciprocal times 2 log₂ e.
-    const MIN_CAP: f32 = 1e-30;
-    // The error of a score is about 10⁻⁷ times its cap: at most 10⁻³, which is that factor of a probability.
-    const MAX_CAP: f32 = 1e4;
-    if caps && !(MIN_CAP..=MAX_CAP).contains(&number) {
-        let expected = format!(
-            "a number from {MIN_CAP:e} to {MAX_CAP} (scores have an error of 1e-7 times it; one that is larger hardly changes \
+) -> Result<()> {
+    let is_any_of = |functions: [_; 2]| functions.into_iter().any(|f| function == ScoreMod(f));
+    if is_any_of([&SOFTCAP, &SOFTCAP_ALIBI]) {
+        // Smaller caps have no finite reciprocal times 2 log₂ e.
+        const MIN: f32 = 1e-30;
+        // The error of a score is about 10⁻⁷ times its cap: at most 10⁻³, which is that factor of a probability.
+        const MAX: f32 = 1e4;
+        let expected = format_args!(
+            "a number from {MIN:e} to {MAX} (scores have an error of 1e-7 times it; one that is larger hardly changes \
              scores: leave it out)"
         );
-        return invalid_argument("softcap", expected, format!("{number}"));
+        expect((MIN..=MAX).contains(&number), "softcap", expected, number)?;
     }
-    if has_slopes && data.len() != heads {
-        return invalid_argument(
-            "alibi_slopes",
-            format!("a slope for each of {heads} heads"),
-            format!("{} slopes", data.len()),
-        );
+    if is_any_of([&ALIBI, &SOFTCAP_ALIBI]) {
+        let expected = format_args!("a slope for each of {heads} heads");
+        expect(data_len == heads, "alibi_slopes", expected, format_args!("{data_len} slopes"))?;
+        // Positions are exact in f32.
+        const MAX_ROWS: usize = 1 << 24;
+        let expected = format_args!("at most {MAX_ROWS} rows and keys");
+        expect(n_q.max(n_k) <= MAX_ROWS, "alibi_slopes", expected, format_args!("{n_q} rows and {n_k} keys"))?;
     }
-    // Positions are exact in f32.
-    const MAX_ALIBI_ROWS: usize = 1 << 24;
-    if has_slopes && n_q.max(n_k) > MAX_ALIBI_ROWS {
-        let found = format!("{n_q} rows and {n_k} keys");
-        return invalid_argument("alibi_slopes", format!("at most {MAX_ALIBI_ROWS} rows and keys"), found);
-    }
-    Ok((mask, Modifier { function, number, data }))
+    Ok(())
 }
 
 /// Computes O and L of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], as
@@ -267,7 +218,7 @@ pub fn forward<T: FloatElement>(
     v: Tensor<T>,
     options: &Options,
 ) -> Result<(Buffer<T>, Buffer<f32>)> {
-    sizes(device, &q, &k, &v, options)?;
+    Problem::new(device, [&q, &k, &v], options)?;
     let mut o = Buffer::uninit(device, q.shape().iter().product())?;
     let mut lse = Buffer::uninit(device, q.shape()[..3].iter().product())?;
     let mut workspace = Buffer::uninit(device, forward_workspace::<T>(device, q.shape(), k.shape(), options))?;
@@ -280,7 +231,7 @@ pub fn forward<T: FloatElement>(
 /// keys is split; then room for O and L of each split. Saturates for shapes that do not fit any memory.
 pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let [batch, heads, n_q, d] = q;
-    let split = options.kv_split::<T>(device, Pass::Forward, d, product(&[batch, heads]), n_q, k[2]);
+    let split = KvSplit::new::<T>(Pass::Forward, device, q, k, options);
     if split.is_split() { product(&[split.count, batch, heads, n_q, d.saturating_add(1)]) } else { 0 }
 }
 
@@ -304,35 +255,46 @@ pub fn forward_into<T: FloatElement>(
     workspace: ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
-    let s = sizes(device, &q, &k, &v, options)?;
+    let p = Problem::new(device, [&q, &k, &v], options)?;
     expect_shape("o", o.shape(), q.shape())?;
-    expect_rows("lse", &s, lse.len())?;
+    expect_rows("lse", q.shape(), lse.len())?;
     expect_workspace(forward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
-    let split = options.kv_split::<T>(device, Pass::Forward, s.d, s.batch * s.heads, s.n_q, s.n_k);
+    let split = KvSplit::new::<T>(Pass::Forward, device, q.shape(), k.shape(), options);
     if !split.is_split() {
-        return launch_forward(device, &s, [q, k, v], &mut o, &mut lse, split, options);
+        return launch_forward(&p, [q, k, v], &mut o, &mut lse, split);
     }
-    let shape = [s.batch * split.count, s.heads, s.n_q, s.d];
-    let (mut partial_o, rest) = workspace.split_at(shape.iter().product())?;
-    let mut partial_lse = rest.slice(..shape[..3].iter().product::<usize>())?;
-    let mut partial_o_tensor = TensorMut::dense(partial_o.reborrow(), shape)?;
-    launch_forward(device, &s, [q, k, v], &mut partial_o_tensor, &mut partial_lse, split, options)?;
-    launch_combine(device, [partial_o.as_view(), partial_lse.as_view()], &mut o, &mut lse, split, options)
+    let (mut partial_o, rest) = split_results(workspace, q.shape(), split)?;
+    let (mut partial_lse, _) = rest.split_at(partial_o.shape()[..3].iter().product())?;
+    launch_forward(&p, [q, k, v], &mut partial_o, &mut partial_lse, split)?;
+    FlashAttentionFwdCombine {
+        partial_o: &partial_o.as_view(),
+        partial_lse: &partial_lse,
+        o: &mut o,
+        lse: &mut lse,
+        num_splits: split.count as i32,
+        q_tile: ROW_TILE,
+    }
+    .launch_with(device, &options.launch_rows())
+}
+
+/// From the beginning of the workspace, a tensor for the results of the splits of a tensor of this shape; and the rest.
+fn split_results<'a>(
+    workspace: ViewMut<'a, f32>,
+    [batch, heads, rows, d]: [usize; 4],
+    split: KvSplit,
+) -> Result<(TensorMut<'a, f32>, ViewMut<'a, f32>)> {
+    let shape = [batch * split.count, heads, rows, d];
+    let (results, rest) = workspace.split_at(shape.iter().product())?;
+    Ok((TensorMut::dense(results, shape)?, rest))
 }
 
 fn expect_workspace(needed: usize, found: usize) -> Result<()> {
-    if found >= needed {
-        return Ok(());
-    }
-    invalid_argument("workspace", format!("at least {needed} elements"), format!("{found}"))
+    expect(found >= needed, "workspace", format_args!("at least {needed} elements"), found)
 }
 
-fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
-    let expected = s.batch * s.heads * s.n_q;
-    if found >= expected {
-        return Ok(());
-    }
-    invalid_argument(name, format!("at least {expected} elements, one per row of q"), format!("{found}"))
+fn expect_rows(name: &'static str, q_shape: [usize; 4], found: usize) -> Result<()> {
+    let needed = q_shape[..3].iter().product();
+    expect(found >= needed, name, format_args!("at least {needed} elements, one per row of q"), found)
 }
 
 /// The inputs of the backward pass: inputs and outputs of the forward pass, and the gradient of O.
@@ -351,7 +313,7 @@ pub struct Saved<'a, T: Element> {
 /// with one pass the sums of dQ; and, if loops are split, the gradients of each split. Saturates for shapes that fit no
 /// memory.
 pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
-    let (keys, queries) = backward_splits::<T>(device, q, k, options);
+    let [keys, queries] = backward_splits::<T>(device, q, k, options);
     let partial_len = |shape: [usize; 4], split: KvSplit| {
         if split.is_split() { product(&shape).saturating_mul(split.count) } else { 0 }
     };
@@ -364,11 +326,8 @@ pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize;
 }
 
 /// The splits of the loops of the dK/dV kernel and of the dQ kernel.
-fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> (KvSplit, KvSplit) {
-    let [batch, heads, n_q, d] = q;
-    let [_, heads_kv, n_k, _] = k;
-    let keys = options.kv_split::<T>(device, Pass::Dkdv, d, product(&[batch, heads_kv]), n_k, n_q);
-    (keys, options.kv_split::<T>(device, Pass::Dq, d, product(&[batch, heads]), n_q, n_k))
+fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> [KvSplit; 2] {
+    [Pass::Dkdv, Pass::Dq].map(|pass| KvSplit::new::<T>(pass, device, q, k, options))
 }
 
 /// The number of f32 elements of the sums of dQ ([`dq_sum_block`](super::backward_rows::dq_sum_block)).
@@ -398,7 +357,7 @@ pub struct Gradients<T: Element> {
 /// # Errors
 /// Shapes that do not match; launch errors.
 pub fn backward<T: FloatElement>(device: &Device, saved: Saved<T>, options: &Options) -> Result<Gradients<T>> {
-    sizes(device, &saved.q, &saved.k, &saved.v, options)?;
+    Problem::new(device, [&saved.q, &saved.k, &saved.v], options)?;
     let (q_shape, k_shape) = (saved.q.shape(), saved.k.shape());
     let mut dq = Buffer::uninit(device, q_shape.iter().product())?;
     let mut dk = Buffer::uninit(device, k_shape.iter().product())?;
@@ -430,56 +389,55 @@ pub fn backward_into<T: FloatElement>(
     options: &Options,
 ) -> Result<()> {
     let Saved { q, k, v, o, lse, d_o } = saved;
-    let s = sizes(device, &q, &k, &v, options)?;
-    expect_shape("o", o.shape(), q.shape())?;
-    expect_shape("d_o", d_o.shape(), q.shape())?;
-    expect_shape("dq", dq.shape(), q.shape())?;
-    expect_shape("dk", dk.shape(), k.shape())?;
-    expect_shape("dv", dv.shape(), v.shape())?;
-    expect_rows("lse", &s, lse.len())?;
-    expect_workspace(backward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
-    let (mut delta, rest) = workspace.split_at(aligned_rows(q.shape()))?;
-    let (mut lse2, rest) = rest.split_at(aligned_rows(q.shape()))?;
-    let sums = if s.one_pass { dq_sum_len(q.shape()) } else { 0 };
-    let (mut dq_sum, mut rest) = rest.split_at(sums)?;
-    let (dkdv_split, dq_split) = backward_splits::<T>(device, q.shape(), k.shape(), options);
+    let p = Problem::new(device, [&q, &k, &v], options)?;
+    let (q_shape, k_shape) = (q.shape(), k.shape());
+    for (name, shape, expected) in [
+        ("o", o.shape(), q_shape),
+        ("d_o", d_o.shape(), q_shape),
+        ("dq", dq.shape(), q_shape),
+        ("dk", dk.shape(), k_shape),
+        ("dv", dv.shape(), k_shape),
+    ] {
+        expect_shape(name, shape, expected)?;
+    }
+    expect_rows("lse", q_shape, lse.len())?;
+    expect_workspace(backward_workspace::<T>(device, q_shape, k_shape, options), workspace.len())?;
+    let (mut delta, rest) = workspace.split_at(aligned_rows(q_shape))?;
+    let (mut lse2, rest) = rest.split_at(aligned_rows(q_shape))?;
+    let (mut dq_sum, mut rest) = rest.split_at(if p.one_pass { dq_sum_len(q_shape) } else { 0 })?;
+    let [dkdv_split, dq_split] = backward_splits::<T>(device, q_shape, k_shape, options);
 
-    launch_preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, &mut dq_sum, options)?;
+    FlashAttentionBwdPreprocess {
+        o: &o,
+        d_o: &d_o,
+        lse: &lse,
+        delta: &mut delta,
+        lse2: &mut lse2,
+        dq_sum: &mut dq_sum,
+        q_tile: ROW_TILE,
+        one_pass: p.one_pass,
+    }
+    .launch_with(device, &options.launch_rows())?;
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
     if dkdv_split.is_split() {
-        let shape = [s.batch * dkdv_split.count, s.heads_kv, s.n_k, s.d];
-        let (mut partial_dk, partial_dv) = rest.reborrow().split_at(shape.iter().product())?;
-        let mut partial_dv = partial_dv.slice(..shape.iter().product::<usize>())?;
-        let mut partial_dk_tensor = TensorMut::dense(partial_dk.reborrow(), shape)?;
-        let mut partial_dv_tensor = TensorMut::dense(partial_dv.reborrow(), shape)?;
-        launch_dkdv(
-            device,
-            &s,
-            saved,
-            rows,
-            &mut partial_dk_tensor,
-            &mut partial_dv_tensor,
-            &mut dq_sum,
-            dkdv_split,
-            options,
-        )?;
-        launch_postprocess(device, &s, partial_dk.as_view(), &mut dk, Sums::Splits(dkdv_split), options)?;
-        launch_postprocess(device, &s, partial_dv.as_view(), &mut dv, Sums::Splits(dkdv_split), options)?;
+        let (mut partial_dk, rest) = split_results(rest.reborrow(), k_shape, dkdv_split)?;
+        let (mut partial_dv, _) = split_results(rest, k_shape, dkdv_split)?;
+        launch_dkdv(&p, saved, rows, &mut partial_dk, &mut partial_dv, &mut dq_sum, dkdv_split)?;
+        launch_postprocess(&p, partial_dk.as_view(), &mut dk, dkdv_split)?;
+        launch_postprocess(&p, partial_dv.as_view(), &mut dv, dkdv_split)?;
     } else {
-        launch_dkdv(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, dkdv_split, options)?;
+        launch_dkdv(&p, saved, rows, &mut dk, &mut dv, &mut dq_sum, dkdv_split)?;
     }
-    if s.one_pass {
-        return launch_postprocess(device, &s, dq_sum.as_view(), &mut dq, Sums::OnePass, options);
+    if p.one_pass {
+        launch_postprocess(&p, dq_sum.as_view(), &mut dq, KvSplit::UNSPLIT)
+    } else if dq_split.is_split() {
+        // Reuses the memory of the partial dK and dV, which are reduced by now.
+        let (mut partial_dq, _) = split_results(rest, q_shape, dq_split)?;
+        launch_dq(&p, saved, rows, &mut partial_dq, dq_split)?;
+        launch_postprocess(&p, partial_dq.as_view(), &mut dq, dq_split)
+    } else {
+        launch_dq(&p, saved, rows, &mut dq, dq_split)
     }
-    if !dq_split.is_split() {
-        return launch_dq(device, &s, saved, rows, &mut dq, dq_split, options);
-    }
-    // Reuses the memory of the partial dK and dV, which are reduced by now.
-    let shape = [s.batch * dq_split.count, s.heads, s.n_q, s.d];
-    let mut partial_dq = rest.slice(..shape.iter().product::<usize>())?;
-    let mut partial_dq_tensor = TensorMut::dense(partial_dq.reborrow(), shape)?;
-    launch_dq(device, &s, saved, rows, &mut partial_dq_tensor, dq_split, options)?;
-    launch_postprocess(device, &s, partial_dq.as_view(), &mut dq, Sums::Splits(dq_split), options)
 }
 
 #[cfg(test)]

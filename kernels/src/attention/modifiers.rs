@@ -24,13 +24,15 @@ pub struct Site {
     pub causal: bool,
 }
 
-/// The arguments of a mask function: its number, its tensor, and the problem.
+/// The arguments of a modifier: its number, its tensor, and the problem.
 #[derive(Clone, Copy)]
-pub struct MaskArgs {
-    pub number: Scalar<i32>,
-    pub data: Ptr<i32>,
+pub struct Args<T: Dtype> {
+    pub number: Scalar<T>,
+    pub data: Ptr<T>,
     pub site: Site,
 }
+pub type MaskArgs = Args<i32>;
+pub type ScoreArgs = Args<f32>;
 
 /// For each position, a range of positions of the other side: from the first tile's element up to, but without, the second
 /// tile's.
@@ -128,14 +130,6 @@ pub struct Modified {
     pub scores: Tile<f32>,
     /// The derivative of each modified score with respect to the score; `None` where it is 1.
     pub derivative: Option<Tile<f32>>,
-}
-
-/// The arguments of a score function: its number, its tensor, and the problem.
-#[derive(Clone, Copy)]
-pub struct ScoreArgs {
-    pub number: Scalar<f32>,
-    pub data: Ptr<f32>,
-    pub site: Site,
 }
 
 /// Modifies a tile of scores (scale · Q Kᵀ), given the positions of rows and keys, which broadcast to its shape.
@@ -273,6 +267,12 @@ macro_rules! modifier_constexpr {
             }
         }
 
+        impl Default for $name {
+            fn default() -> $name {
+                $name::PLACEHOLDER
+            }
+        }
+
         impl PartialEq for $name {
             fn eq(&self, other: &$name) -> bool {
                 std::ptr::eq(self.0, other.0)
@@ -291,8 +291,8 @@ modifier_constexpr! {
     ScoreMod: "plain | softcap | alibi | softcap_alibi", plain, [PLAIN, SOFTCAP, ALIBI, SOFTCAP_ALIBI];
 }
 
-/// A mask with its arguments.
-#[derive(Clone, Copy, Debug)]
+/// A mask with its arguments; by default [`DENSE`].
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Mask<'a> {
     pub function: MaskMod,
     pub number: i32,
@@ -300,9 +300,6 @@ pub struct Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
-    /// [`DENSE`].
-    pub const DENSE: Mask<'static> = Mask { function: MaskMod(&DENSE), number: 0, data: None };
-
     /// Sliding window ([`WINDOW`]): each row sees at most `size` keys before its diagonal, the key on it, and without
     /// `causal` as many after it.
     pub fn window(size: usize) -> Mask<'static> {
@@ -323,14 +320,8 @@ impl<'a> Mask<'a> {
     }
 }
 
-impl Default for Mask<'_> {
-    fn default() -> Self {
-        Mask::DENSE
-    }
-}
-
-/// A score function with its arguments.
-#[derive(Clone, Copy, Debug)]
+/// A score function with its arguments; by default [`PLAIN`].
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Score<'a> {
     pub function: ScoreMod,
     pub number: f32,
@@ -338,9 +329,6 @@ pub struct Score<'a> {
 }
 
 impl<'a> Score<'a> {
-    /// [`PLAIN`].
-    pub const PLAIN: Score<'static> = Score { function: ScoreMod(&PLAIN), number: 0.0, data: None };
-
     /// c · tanh(s / c) ([`SOFTCAP`]), c from 10⁻³⁰ to 10⁴: the error of a score is about c · 10⁻⁷.
     pub fn softcap(cap: f32) -> Score<'static> {
         Score { function: ScoreMod(&SOFTCAP), number: cap, data: None }
@@ -354,11 +342,5 @@ impl<'a> Score<'a> {
     /// [`SOFTCAP_ALIBI`].
     pub fn softcap_alibi(cap: f32, slopes: View<'a, f32>) -> Score<'a> {
         Score { function: ScoreMod(&SOFTCAP_ALIBI), number: cap, data: Some(slopes) }
-    }
-}
-
-impl Default for Score<'_> {
-    fn default() -> Self {
-        Score::PLAIN
     }
 }

@@ -1,29 +1,55 @@
 //! One function per kernel, which fills in the arguments that [`super::launch`] has checked, and launches it.
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
-use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
+use super::backward_rows::FlashAttentionBwdPostprocess;
 use super::config::{Pass, Tiles, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
-use super::launch::{Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
-use super::split_kv::{FlashAttentionFwdCombine, KvSplit, MIN_SPLIT_ROWS};
+use super::launch::{Problem, Saved, Tensor, TensorMut, expect};
+use super::split_kv::{KvSplit, MIN_SPLIT_ROWS};
 use crate::tensor::FloatElement;
 use tilewright_codegen::target::GpuArch;
 use tilewright_runtime::prelude::*;
 
+/// Rows of a tile of the row-wise kernels.
+pub(super) const ROW_TILE: usize = 32;
+
+impl Problem<'_> {
+    /// The tiles of a kernel that are not the tuner's: those of the options, or those of modifiers.
+    fn given_tiles<T: Element>(&self, pass: Pass, split: KvSplit) -> Result<Option<Tiles>> {
+        let options = self.options;
+        let given = match pass {
+            Pass::Forward => options.forward_tiles,
+            Pass::Dkdv => options.dkdv_tiles,
+            Pass::Dq => options.dq_tiles,
+        };
+        let (has_ranges, has_derivative) = (!options.mask.function.is_dense(), options.score.function.0.has_derivative);
+        let modified =
+            || modified_tiles(pass, self.d, T::DTYPE.size(), &self.device.target(), has_ranges, has_derivative);
+        let tiles = given.or_else(modified);
+        if let Some(Tiles { q_tile, k_tile, .. }) = tiles {
+            // So they divide the rows of every split.
+            let fits = !split.is_split() || [q_tile, k_tile].iter().all(|&tile| MIN_SPLIT_ROWS.is_multiple_of(tile));
+            let expected = format_args!("tile sizes that divide {MIN_SPLIT_ROWS}, since the loop is split");
+            expect(fits, "tiles", expected, format_args!("{q_tile} × {k_tile}"))?;
+        }
+        Ok(tiles)
+    }
+}
+
 /// Launches the forward kernel: O and L, or those of each split.
 pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
-    device: &Device,
-    s: &Sizes,
+    p: &Problem,
     [q, k, v]: [Tensor<T>; 3],
     o: &mut TensorMut<R>,
     lse: &mut ViewMut<f32>,
     split: KvSplit,
-    options: &Options,
 ) -> Result<()> {
+    let (device, options) = (p.device, p.options);
+    let [batch, heads, n_q, _] = q.shape();
     // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
     let tuned_may = device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
         && T::DTYPE.size() == 2
-        && !is_sub_wave([s.batch, s.heads], s.n_q);
+        && !is_sub_wave([batch, heads], n_q);
     let may_persist = options.forward_tiles.map_or(tuned_may, |tiles| tiles.persistent);
     let mut tiles_taken = Buffer::<i32>::zeros(device, usize::from(may_persist))?;
     let mut args = FlashAttentionFwd {
@@ -33,69 +59,27 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
         o,
         lse,
         tiles_taken: &mut tiles_taken,
-        mask_data: &s.mask.data,
-        score_data: &s.score.data,
-        scale: s.scale,
-        mask_number: s.mask.number,
-        score_number: s.score.number,
+        mask_data: &p.mask_data,
+        score_data: &p.score_data,
+        scale: p.scale,
+        mask_number: options.mask.number,
+        score_number: options.score.number,
         programs: device.info().compute_units.max(1) as i32,
         q_tile: tuned(),
         k_tile: tuned(),
         replicas: tuned(),
         persistent: tuned(),
         causal: options.causal,
-        precision: s.precision,
+        precision: p.precision,
         split_rows: split.rows,
-        mask: s.mask.function,
-        score: s.score.function,
+        mask: options.mask.function,
+        score: options.score.function,
     };
-    match given_tiles::<T>(options.forward_tiles, Pass::Forward, device, s) {
-        None => args.launch_tuned_with(device, &options.base_config()),
-        Some(tiles) => {
-            expect_tiles_divide_split(tiles, split)?;
-            args.set_configuration(&tiles.config())?;
-            args.launch_with(device, &options.launch(tiles))
-        }
-    }
-}
-
-/// The tiles of a kernel of this problem that are not the tuner's: those of the options, or those of modifiers.
-fn given_tiles<T: Element>(given: Option<Tiles>, pass: Pass, device: &Device, s: &Sizes) -> Option<Tiles> {
-    let (has_ranges, has_derivative) = (!s.mask.function.is_dense(), s.score.function.0.has_derivative);
-    given.or_else(|| modified_tiles(pass, s.d, T::DTYPE.size(), &device.target(), has_ranges, has_derivative))
-}
-
-/// Launches the combine kernel: O and L from the dense results of the splits.
-pub(super) fn launch_combine<T: FloatElement>(
-    device: &Device,
-    [partial_o, partial_lse]: [View<f32>; 2],
-    o: &mut TensorMut<T>,
-    lse: &mut ViewMut<f32>,
-    split: KvSplit,
-    options: &Options,
-) -> Result<()> {
-    FlashAttentionFwdCombine {
-        partial_o: &partial_o,
-        partial_lse: &partial_lse,
-        o,
-        lse,
-        num_splits: split.count as i32,
-        q_tile: ROW_TILES.q_tile,
-    }
-    .launch_with(device, &options.launch(ROW_TILES))
-}
-
-/// Fails unless tile sizes divide [`MIN_SPLIT_ROWS`], and so the rows of every split.
-fn expect_tiles_divide_split(tiles: Tiles, split: KvSplit) -> Result<()> {
-    let Tiles { q_tile, k_tile, .. } = tiles;
-    if !split.is_split() || [q_tile, k_tile].iter().all(|tile| MIN_SPLIT_ROWS.is_multiple_of(*tile)) {
-        return Ok(());
-    }
-    invalid_argument(
-        "tiles",
-        format!("tile sizes that divide {MIN_SPLIT_ROWS}, since the loop is split"),
-        format!("{q_tile} × {k_tile}"),
-    )
+    let Some(tiles) = p.given_tiles::<T>(Pass::Forward, split)? else {
+        return args.launch_tuned_with(device, &options.base_config());
+    };
+    args.set_configuration(&tiles.config())?;
+    args.launch_with(device, &options.launch(tiles))
 }
 
 /// The results of preprocessing, each with one value per query row.
@@ -105,147 +89,100 @@ pub(super) struct RowVectors<'a> {
     pub delta: View<'a, f32>,
 }
 
-/// Tiles of the row-wise kernels.
-const ROW_TILES: Tiles = Tiles::new(32, 32, 4, 1);
-
-pub(super) fn launch_preprocess<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
-    o: Tensor<T>,
-    d_o: Tensor<T>,
-    lse: View<f32>,
-    delta: &mut ViewMut<f32>,
-    lse2: &mut ViewMut<f32>,
-    dq_sum: &mut ViewMut<f32>,
-    options: &Options,
-) -> Result<()> {
-    FlashAttentionBwdPreprocess {
-        o: &o,
-        d_o: &d_o,
-        lse: &lse,
-        delta,
-        lse2,
-        dq_sum,
-        q_tile: ROW_TILES.q_tile,
-        one_pass: s.one_pass,
-    }
-    .launch_with(device, &options.launch(ROW_TILES))
-}
-
-/// Where the f32 sums of a gradient come from.
-#[derive(Clone, Copy)]
-pub(super) enum Sums {
-    /// Each split of a loop has stored its own.
-    Splits(KvSplit),
-    /// dQ of one pass, without the factor `scale`.
-    OnePass,
-}
-
-/// Launches postprocessing: a gradient in its type, from its f32 sums.
+/// Launches postprocessing: a gradient in its type, from the f32 sums of the splits; without splits, dQ from those of one
+/// pass, which do not have the factor `scale`.
 pub(super) fn launch_postprocess<T: FloatElement>(
-    device: &Device,
-    s: &Sizes,
+    p: &Problem,
     sums: View<f32>,
     grad: &mut TensorMut<T>,
-    origin: Sums,
-    options: &Options,
+    split: KvSplit,
 ) -> Result<()> {
-    let (num_splits, scale) = match origin {
-        Sums::Splits(split) => (split.count as i32, 1.0),
-        Sums::OnePass => (1, s.scale),
-    };
     FlashAttentionBwdPostprocess {
         sums: &sums,
         grad,
-        num_splits,
-        scale,
-        row_tile: ROW_TILES.q_tile,
-        fragments: matches!(origin, Sums::OnePass),
+        num_splits: split.count as i32,
+        scale: if split.is_split() { 1.0 } else { p.scale },
+        row_tile: ROW_TILE,
+        fragments: !split.is_split(),
     }
-    .launch_with(device, &options.launch(ROW_TILES))
+    .launch_with(p.device, &p.options.launch_rows())
 }
 
+/// Launches the kernel of dK and dV: them, or those of each split, and with one pass the sums of dQ.
 pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
-    device: &Device,
-    s: &Sizes,
+    p: &Problem,
     Saved { q, k, v, d_o, .. }: Saved<T>,
-    rows: RowVectors,
+    RowVectors { lse2, delta }: RowVectors,
     dk: &mut TensorMut<R>,
     dv: &mut TensorMut<R>,
     dq_sum: &mut ViewMut<f32>,
     split: KvSplit,
-    options: &Options,
 ) -> Result<()> {
+    let (device, options) = (p.device, p.options);
     let mut args = FlashAttentionBwdDkdv {
         q: &q,
         k: &k,
         v: &v,
         d_o: &d_o,
-        lse2: &rows.lse2,
-        delta: &rows.delta,
-        mask_data: &s.mask.data,
-        score_data: &s.score.data,
+        lse2: &lse2,
+        delta: &delta,
+        mask_data: &p.mask_data,
+        score_data: &p.score_data,
         dk,
         dv,
         dq_sum,
-        scale: s.scale,
-        mask_number: s.mask.number,
-        score_number: s.score.number,
+        scale: p.scale,
+        mask_number: options.mask.number,
+        score_number: options.score.number,
         q_tile: tuned(),
         k_tile: tuned(),
         causal: options.causal,
-        one_pass: s.one_pass,
-        precision: s.precision,
+        one_pass: p.one_pass,
+        precision: p.precision,
         split_rows: split.rows,
-        mask: s.mask.function,
-        score: s.score.function,
+        mask: options.mask.function,
+        score: options.score.function,
     };
-    match given_tiles::<T>(options.dkdv_tiles, Pass::Dkdv, device, s) {
-        None => args.launch_tuned_with(device, &options.base_config()),
-        Some(tiles) => {
-            expect_tiles_divide_split(tiles, split)?;
-            args.set_configuration(&tiles.config())?;
-            args.launch_with(device, &options.launch(tiles))
-        }
-    }
+    let Some(tiles) = p.given_tiles::<T>(Pass::Dkdv, split)? else {
+        return args.launch_tuned_with(device, &options.base_config());
+    };
+    args.set_configuration(&tiles.config())?;
+    args.launch_with(device, &options.launch(tiles))
 }
 
+/// Launches the kernel of dQ: it, or that of each split.
 pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
-    device: &Device,
-    s: &Sizes,
+    p: &Problem,
     Saved { q, k, v, d_o, .. }: Saved<T>,
-    rows: RowVectors,
+    RowVectors { lse2, delta }: RowVectors,
     dq: &mut TensorMut<R>,
     split: KvSplit,
-    options: &Options,
 ) -> Result<()> {
+    let (device, options) = (p.device, p.options);
     let mut args = FlashAttentionBwdDq {
         q: &q,
         k: &k,
         v: &v,
         d_o: &d_o,
-        lse2: &rows.lse2,
-        delta: &rows.delta,
-        mask_data: &s.mask.data,
-        score_data: &s.score.data,
+        lse2: &lse2,
+        delta: &delta,
+        mask_data: &p.mask_data,
+        score_data: &p.score_data,
         dq,
-        scale: s.scale,
-        mask_number: s.mask.number,
-        score_number: s.score.number,
+        scale: p.scale,
+        mask_number: options.mask.number,
+        score_number: options.score.number,
         q_tile: tuned(),
         k_tile: tuned(),
         causal: options.causal,
-        precision: s.precision,
+        precision: p.precision,
         split_rows: split.rows,
-        mask: s.mask.function,
-        score: s.score.function,
+        mask: options.mask.function,
+        score: options.score.function,
     };
-    match given_tiles::<T>(options.dq_tiles, Pass::Dq, device, s) {
-        None => args.launch_tuned_with(device, &options.base_config()),
-        Some(tiles) => {
-            expect_tiles_divide_split(tiles, split)?;
-            args.set_configuration(&tiles.config())?;
-            args.launch_with(device, &options.launch(tiles))
-        }
-    }
+    let Some(tiles) = p.given_tiles::<T>(Pass::Dq, split)? else {
+        return args.launch_tuned_with(device, &options.base_config());
+    };
+    args.set_configuration(&tiles.config())?;
+    args.launch_with(device, &options.launch(tiles))
 }

@@ -10,6 +10,7 @@
 use super::backward_rows::{row_block, sum_block};
 use super::config::{Pass, d_tile};
 use super::forward::row_offset;
+use super::launch::{MAX_ROWS, Options};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -21,39 +22,30 @@ pub(super) struct KvSplit {
     pub rows: usize,
 }
 
-/// The loops that may be split: one over `loop_rows` rows for each of `heads` heads (of all batch entries) and each
-/// tile of the `rows` rows.
-#[derive(Clone, Copy)]
-pub(super) struct SplitProblem {
-    pub pass: Pass,
-    pub causal: bool,
-    /// Elements per row.
-    pub d: usize,
-    pub element_bytes: usize,
-    pub heads: usize,
-    pub rows: usize,
-    pub loop_rows: usize,
-    /// The largest number of splits, where the caller gives one.
-    pub requested: Option<usize>,
-}
-
 /// Fewest rows of a split: a multiple of every tile size that tuning uses.
 pub(super) const MIN_SPLIT_ROWS: usize = 256;
 
 impl KvSplit {
     pub const UNSPLIT: KvSplit = KvSplit { count: 1, rows: 0 };
 
-    pub fn new(problem: SplitProblem) -> KvSplit {
-        let SplitProblem { pass, causal, d, element_bytes, heads, rows, loop_rows, requested } = problem;
-        let programs = (heads * rows.div_ceil(64)).max(1);
-        let count = requested.unwrap_or_else(|| match element_bytes {
-            2 => default_splits_16bit(causal, d, programs, loop_rows),
-            _ => default_splits_f32(pass, d, programs),
-        });
-        let count = count.max(1);
+    /// The split of the loops of a pass, for q and k of these shapes.
+    pub fn new<T: Element>(pass: Pass, device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> KvSplit {
+        // A launch refuses more. Here the limits keep products in range; more heads give the same splits.
+        let of = |[batch, heads, rows, _]: [usize; 4]| (batch.saturating_mul(heads).min(MAX_ROWS), rows.min(MAX_ROWS));
+        let ((heads, rows), (_, loop_rows)) = if pass == Pass::Dkdv { (of(k), of(q)) } else { (of(q), of(k)) };
+        let default = || {
+            // The ranges of other masks are short, or of different lengths.
+            let may_split = options.mask.function.is_dense() && device.is_cuda();
+            let programs = heads * rows.div_ceil(64);
+            if may_split { default_splits(pass, options.causal, T::DTYPE.size(), q[3], programs, loop_rows) } else { 1 }
+        };
+        KvSplit::at_most(options.num_splits.unwrap_or_else(default), loop_rows)
+    }
+
+    fn at_most(count: usize, loop_rows: usize) -> KvSplit {
         // A power of two keeps the number of kernel variants small: `rows` is a constexpr.
-        let rows = loop_rows.div_ceil(count).next_power_of_two().max(MIN_SPLIT_ROWS);
-        match loop_rows.div_ceil(rows.max(1)) {
+        let rows = loop_rows.div_ceil(count.max(1)).next_power_of_two().max(MIN_SPLIT_ROWS);
+        match loop_rows.div_ceil(rows) {
             0 | 1 => KvSplit::UNSPLIT,
             count => KvSplit { count, rows },
         }
@@ -61,6 +53,21 @@ impl KvSplit {
 
     pub fn is_split(self) -> bool {
         self.count > 1
+    }
+}
+
+/// The default number of splits for `programs` programs with a tile of 64 rows each, and a loop over `loop_rows` rows.
+fn default_splits(
+    pass: Pass,
+    causal: bool,
+    element_bytes: usize,
+    d: usize,
+    programs: usize,
+    loop_rows: usize,
+) -> usize {
+    match element_bytes {
+        2 => default_splits_16bit(causal, d, programs.max(1), loop_rows),
+        _ => default_splits_f32(pass, d, programs.max(1)),
     }
 }
 
@@ -149,30 +156,23 @@ mod tests {
 
     #[test]
     fn long_loops_of_sub_wave_grids_are_split() {
-        // One head of n rows.
-        let head = |pass, causal, element_bytes, d, n| SplitProblem {
-            pass,
-            causal,
-            d,
-            element_bytes,
-            heads: 1,
-            rows: n,
-            loop_rows: n,
-            requested: None,
+        // Of one head of n rows.
+        let count = |pass, causal, element_bytes, d, n: usize| {
+            KvSplit::at_most(default_splits(pass, causal, element_bytes, d, n.div_ceil(64), n), n).count
         };
-        let split = |heads, rows, loop_rows, requested| {
-            let problem = SplitProblem { heads, rows, requested, ..head(Pass::Forward, true, 4, 64, loop_rows) };
-            let KvSplit { count, rows } = KvSplit::new(problem);
+        let split = |heads: usize, rows: usize, loop_rows, requested: Option<usize>| {
+            let default = || default_splits(Pass::Forward, true, 4, 64, heads * rows.div_ceil(64), loop_rows);
+            let KvSplit { count, rows } = KvSplit::at_most(requested.unwrap_or_else(default), loop_rows);
             (count, rows)
         };
-        let splits_f32_bwd = |d, n| [Pass::Dkdv, Pass::Dq].map(|pass| KvSplit::new(head(pass, true, 4, d, n)).count);
+        let splits_f32_bwd = |d, n| [Pass::Dkdv, Pass::Dq].map(|pass| count(pass, true, 4, d, n));
         assert_eq!(
             [512, 2048, 4096, 8192, 8193].map(|n| splits_f32_bwd(128, n)),
             [[2; 2], [4; 2], [2; 2], [2; 2], [1; 2]]
         );
         assert_eq!([512, 2048, 4096, 8192].map(|n| splits_f32_bwd(32, n)), [[2; 2], [8; 2], [8; 2], [1; 2]]);
         assert_eq!([512, 2048, 4096].map(|n| split(1, n, n, None)), [(2, 256), (8, 256), (8, 512)]);
-        let splits_16bit = |causal, d, n| KvSplit::new(head(Pass::Dkdv, causal, 2, d, n)).count;
+        let splits_16bit = |causal, d, n| count(Pass::Dkdv, causal, 2, d, n);
         assert_eq!([1024, 2048, 4096, 8192, 8193].map(|n| splits_16bit(true, 128, n)), [1, 4, 2, 2, 1]);
         assert_eq!([1024, 2048, 4096, 8192, 8193].map(|n| splits_16bit(true, 64, n)), [1, 4, 4, 4, 1]);
         assert_eq!([2048, 4096, 8192].map(|n| splits_16bit(false, 64, n)), [4, 4, 1]);
