@@ -10,7 +10,7 @@ use tilewright::prelude::*;
 // ANCHOR: kernel
 /// Causal attention to at most `window` keys before each row, of scores cap · tanh(s / cap) − slope · distance.
 fn options(window: usize, cap: f32, slopes: View<'_, f32>) -> Options<'_> {
-    Options { mask: Mask::window(window), score: Score::softcap_alibi(cap, slopes), ..Options::new(true) }
+    Options { mask: Mask::window(window), score: Score::new(Some(cap), Some(slopes)), ..Options::new(true) }
 }
 // ANCHOR_END: kernel
 

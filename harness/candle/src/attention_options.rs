@@ -159,13 +159,8 @@ impl Modifiers<'_> {
             (None, None, Some(length)) => Mask::prefix(*length),
             (None, None, None) => Mask::default(),
         };
-        let cap = softcap.map(|cap| cap as f32);
-        let score = match (cap, &self.slopes) {
-            (Some(cap), Some(slopes)) => Score::softcap_alibi(cap, slopes.view()?),
-            (Some(cap), None) => Score::softcap(cap),
-            (None, Some(slopes)) => Score::alibi(slopes.view()?),
-            (None, None) => Score::default(),
-        };
+        let slopes = self.slopes.as_ref().map(|slopes| slopes.view()).transpose()?;
+        let score = Score::new(softcap.map(|cap| cap as f32), slopes);
         let backward = if *deterministic { Backward::TwoPass } else { Backward::Auto };
         let scale = scale.map(|s| s as f32);
         let options = Options { mask, score, scale, backward, ..Options::new(*causal) };

@@ -15,7 +15,7 @@ use tilewright_runtime::prelude::*;
 /// nothing.
 ///
 /// Grid: ⌈n / tile⌉.
-#[kernel]
+#[kernel(grid = cdiv(n as usize, tile))]
 pub fn document_ranges_of_side(
     own: In<i32>,
     other: In<i32>,
@@ -94,21 +94,20 @@ pub fn document_ranges(
     let (mut key_first, rest) = ranges.split_at(n_q)?;
     let (mut key_end, rest) = rest.split_at(n_q)?;
     let (mut row_first, mut row_end) = rest.split_at(n_k)?;
+    let config = LaunchConfig { stream, ..LaunchConfig::default() };
     let side = |own: View<i32>, other: View<i32>, first: &mut ViewMut<i32>, end: &mut ViewMut<i32>, is_rows: bool| {
-        const TILE: usize = 256;
-        let n = first.len();
-        let config = LaunchConfig { stream: stream.clone(), ..LaunchConfig::new([n.div_ceil(TILE), 1, 1]) };
+        let n = first.len() as i32;
         DocumentRangesOfSide {
             own: &own,
             other: &other,
             first,
             end,
-            n: n as i32,
+            n,
             num_documents: own.len() as i32 - 1,
             window: window.map_or(-1, |size| size.min(MAX_ROWS - 1) as i32),
             rows: is_rows,
             causal,
-            tile: TILE,
+            tile: 256,
             block: 16,
         }
         .launch_with(device, &config)

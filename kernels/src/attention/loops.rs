@@ -2,7 +2,6 @@
 //! an iteration does with a tile of scores.
 
 use super::modifiers::{MaskArgs, MaskMod, Modified, Ranges, ScoreFn, Site};
-use crate::blocks::boundary_dims;
 use tilewright_codegen::lang::carried::Carried;
 use tilewright_runtime::prelude::*;
 
@@ -205,8 +204,8 @@ pub(super) struct KeyLoop<T: Float> {
     pub k: BlockPtr<T>,
     pub v: BlockPtr<T>,
     pub k_tile: usize,
-    pub even_keys: bool,
-    pub padded: bool,
+    /// The dimensions of tiles of keys that need a boundary check.
+    pub boundary: &'static [usize],
     pub precision: Precision,
     pub scale: Scalar<f32>,
     pub replicas: usize,
@@ -232,7 +231,7 @@ impl<T: Float> KeyLoop<T> {
         state: S,
         step: impl Fn(S, KeyTiles<T>) -> S,
     ) -> S {
-        let KeyLoop { q, rows, k, v, k_tile, even_keys, padded, precision, scale, replicas } = self;
+        let KeyLoop { q, rows, k, v, k_tile, boundary, precision, scale, replicas } = self;
         parts.into_iter().fold(state, |state, part| {
             let (first, end) = part.tiles;
             let rules = Rules { mask: part.mask, modify, scale };
@@ -241,8 +240,8 @@ impl<T: Float> KeyLoop<T> {
             let mut v_block = v.advance([first * k_tile, 0]);
             let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
             for i in range(first, end, split = hint, replicas = replicas) {
-                let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
-                let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+                let kt = load(k_block, boundary_check = boundary, padding = zero);
+                let vt = load(v_block, boundary_check = boundary, padding = zero);
                 let product = dot(q, kt.trans(), input_precision = precision);
                 let keys = (i * k_tile + arange(0, k_tile)).expand_dims(0);
                 let scores = Scores { dot: product, rows, keys, rules };

@@ -329,18 +329,15 @@ pub struct Score<'a> {
 }
 
 impl<'a> Score<'a> {
-    /// c · tanh(s / c) ([`SOFTCAP`]), c from 10⁻³⁰ to 10⁴: the error of a score is about c · 10⁻⁷.
-    pub fn softcap(cap: f32) -> Score<'static> {
-        Score { function: ScoreMod(&SOFTCAP), number: cap, data: None }
-    }
-
+    /// A softcap c · tanh(s / c) ([`SOFTCAP`]), c from 10⁻³⁰ to 10⁴: the error of a score is about c · 10⁻⁷. Then
     /// [`ALIBI`], with the slope of each query head.
-    pub fn alibi(slopes: View<'a, f32>) -> Score<'a> {
-        Score { function: ScoreMod(&ALIBI), number: 0.0, data: Some(slopes) }
-    }
-
-    /// [`SOFTCAP_ALIBI`].
-    pub fn softcap_alibi(cap: f32, slopes: View<'a, f32>) -> Score<'a> {
-        Score { function: ScoreMod(&SOFTCAP_ALIBI), number: cap, data: Some(slopes) }
+    pub fn new(softcap: Option<f32>, alibi_slopes: Option<View<'a, f32>>) -> Score<'a> {
+        let function = match (softcap, alibi_slopes) {
+            (None, None) => &PLAIN,
+            (Some(_), None) => &SOFTCAP,
+            (None, Some(_)) => &ALIBI,
+            (Some(_), Some(_)) => &SOFTCAP_ALIBI,
+        };
+        Score { function: ScoreMod(function), number: softcap.unwrap_or(0.0), data: alibi_slopes }
     }
 }

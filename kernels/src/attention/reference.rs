@@ -80,13 +80,8 @@ impl ModifierTensors {
 
     /// The score function of the problem.
     pub fn score(&self) -> Score<'_> {
-        let slopes = self.slopes.view();
-        match (self.modifiers.softcap, self.modifiers.alibi) {
-            (Some(cap), true) => Score::softcap_alibi(cap as f32, slopes),
-            (Some(cap), false) => Score::softcap(cap as f32),
-            (None, true) => Score::alibi(slopes),
-            (None, false) => Score::default(),
-        }
+        let softcap = self.modifiers.softcap.map(|cap| cap as f32);
+        Score::new(softcap, self.modifiers.alibi.then(|| self.slopes.view()))
     }
 }
 

@@ -57,6 +57,7 @@ impl KvSplit {
 }
 
 /// The default number of splits for `programs` programs with a tile of 64 rows each, and a loop over `loop_rows` rows.
+/// Measured on an H200.
 fn default_splits(
     pass: Pass,
     causal: bool,
@@ -65,20 +66,26 @@ fn default_splits(
     programs: usize,
     loop_rows: usize,
 ) -> usize {
-    match element_bytes {
-        2 => default_splits_16bit(causal, d, programs.max(1), loop_rows),
-        _ => default_splits_f32(pass, d, programs.max(1)),
+    let (d_tile, programs) = (d_tile(d), programs.max(1));
+    if element_bytes == 2 {
+        // One head of 4096 rows takes 0.116 ms in the backward pass unsplit, 0.084 in two splits and 0.105 in eight (d = 128);
+        // with d = 64 it takes 0.082 unsplit, 0.060 in two and 0.056 in four. The forward pass is fastest with the same
+        // numbers of splits: 0.045, 0.032 and 0.039 ms.
+        let min_splits = match causal {
+            // All loops have the same length, and each program has an SM.
+            false if programs > 64 => 1,
+            _ if d_tile >= 128 => 2,
+            _ => 4,
+        };
+        // Short loops end before the combine kernel would begin, and more than 128 programs keep a large GPU busy unsplit.
+        return if loop_rows < 2048 || programs > 128 { 1 } else { (128 / programs).max(min_splits) };
     }
-}
-
-/// The default number of splits of f32 for `programs` programs with a tile of 64 rows each. Measured on an H200,
-/// causal, with tf32x3.
-fn default_splits_f32(pass: Pass, d: usize, programs: usize) -> usize {
+    // f32, causal, with tf32x3.
     match (pass, programs) {
         // Each program has an SM to itself and writes results for all of its rows, so few splits are best: one head of
         // 4096 rows takes 0.35 ms in two splits, 0.43 in four and 0.45 in eight (d = 128); one of 8192 rows takes 0.61
         // in two and 0.71 unsplit (d = 64).
-        (Pass::Dkdv | Pass::Dq, ..=128) if d_tile(d) >= 64 => (128 / programs).max(2),
+        (Pass::Dkdv | Pass::Dq, ..=128) if d_tile >= 64 => (128 / programs).max(2),
         // 512 programs keep a large GPU busy until the longest loop ends. One head of 8192 rows, which has 128 programs
         // unsplit, is 5 to 20 % slower when split.
         (_, ..=64) => 512 / programs,
@@ -134,20 +141,6 @@ pub fn flash_attention_fwd_combine<T: Float>(
     store(o_block, (acc * (1.0 / divisor).expand_dims(1)).to::<T>(), boundary_check = boundary_dims(true, padded));
     let lse_block = row_block(lse + row_offset(head, batch, n_q), first_row, n_q, q_tile);
     store(lse_block, row_max + log(total), boundary_check = [0]);
-}
-
-/// The default number of splits of bf16 and f16. One head of 4096 rows takes 0.116 ms in the backward pass unsplit,
-/// 0.084 in two splits and 0.105 in eight (d = 128); with d = 64 it takes 0.082 unsplit, 0.060 in two and 0.056 in
-/// four. The forward pass is fastest with the same numbers of splits: 0.045, 0.032 and 0.039 ms.
-fn default_splits_16bit(causal: bool, d: usize, programs: usize, loop_rows: usize) -> usize {
-    let min_splits = match (causal, d_tile(d)) {
-        // All loops have the same length, and each program has an SM.
-        (false, _) if programs > 64 => 1,
-        (_, 128..) => 2,
-        _ => 4,
-    };
-    // Short loops end before the combine kernel would begin, and more than 128 programs keep a large GPU busy unsplit.
-    if loop_rows < 2048 || programs > 128 { 1 } else { (128 / programs).max(min_splits) }
 }
 
 #[cfg(test)]

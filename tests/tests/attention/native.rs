@@ -262,7 +262,7 @@ fn large_biases_of_partial_tiles() {
     let [q, k, v, d_o] = [tensor(0, query), tensor(1, key), tensor(2, key), tensor(3, query)];
     let slopes = Buffer::from_slice(&device, &[-50.0_f32]).unwrap();
     for backward in [Backward::TwoPass, Backward::OnePass] {
-        let options = Options { score: Score::alibi(slopes.view()), backward, ..small_tiles() };
+        let options = Options { score: Score::new(None, Some(slopes.view())), backward, ..small_tiles() };
         let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();
         let saved = Saved { q, k, v, o: Tensor::dense(o.view(), query).unwrap(), lse: lse.view(), d_o };
         let Gradients { dq, dk, dv } = attention::backward(&device, saved, &options).unwrap();

@@ -62,13 +62,7 @@ impl<'a> Modifiers<'a> {
             let expected = format!("a slope for each of {heads} heads");
             return Err(call.arg("alibi_slopes").error(expected, format!("{} slopes", slopes.len())));
         }
-        let score = match (self.softcap, slopes) {
-            (Some(cap), Some(slopes)) => Score::softcap_alibi(cap, slopes),
-            (Some(cap), None) => Score::softcap(cap),
-            (None, Some(slopes)) => Score::alibi(slopes),
-            (None, None) => Score::default(),
-        };
-        Ok(Options { mask, score, ..options })
+        Ok(Options { mask, score: Score::new(self.softcap, slopes), ..options })
     }
 
     /// The arrays, as inputs of a call.
