@@ -146,7 +146,7 @@ pub(super) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// The factor between the results of [`Rules::modified`] and exponents of 2.
+    /// The factor between the results of [`Scores::modified`] and exponents of 2.
     #[device_fn]
     pub fn exponent_scale(self) -> Scalar<f32> {
         let log2_e = std::f32::consts::LOG2_E;
