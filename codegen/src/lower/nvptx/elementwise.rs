@@ -1,6 +1,7 @@
 //! Lowers elementwise ops, casts, inline assembly and combine regions, one register at a time.
 
 use super::emit::{USER_ASM, Val};
+use super::remainder::remainder;
 use super::{Lowering, Result, llvm_type};
 use crate::analysis::magnitude;
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Elem, Literal, Op, OpId, UnaryOp, Value};
@@ -324,7 +325,7 @@ impl Lowering<'_> {
                         "call float asm \"div.full.f32 $0, $1, $2;\", \"=f,f,f\"(float {a}, float {b}) #2"
                     )),
                     BinaryOp::Div => this.e.inst(format!("fdiv {ty} {a}, {b}")),
-                    BinaryOp::Rem => this.e.inst(format!("frem {ty} {a}, {b}")),
+                    BinaryOp::Rem => remainder(&mut this.e, ty, a, b),
                     BinaryOp::Min => this.e.call(ty, &format!("llvm.minnum.f{bits}"), &[(ty, a), (ty, b)]),
                     BinaryOp::Max => this.e.call(ty, &format!("llvm.maxnum.f{bits}"), &[(ty, a), (ty, b)]),
                     other => panic!("internal compiler error: `{}` of floats", other.name()),

@@ -312,8 +312,8 @@ impl Emitter {
             let _ = writeln!(out, "{d}");
         }
         let _ = writeln!(out, "\nattributes #0 = {{ {attributes} }}");
-        // Attributes of inline asm: #1 synchronizes, #2 computes, #3 reads through its pointer, #4 computes with the
-        // whole warp. #5 is for the math functions.
+        // Attributes of inline asm: #1 synchronizes, #2 computes, #3 reads through its pointer (where stores may change what it
+        // reads, it has `~{memory}` too), #4 computes with the whole warp. #5 is for the math functions.
         out.push_str("attributes #1 = { convergent nounwind }\n");
         out.push_str("attributes #2 = { nounwind willreturn memory(none) }\n");
         out.push_str("attributes #3 = { nounwind willreturn memory(argmem: read) }\n");

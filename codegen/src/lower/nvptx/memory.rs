@@ -5,6 +5,7 @@ use super::threads::{Coordinate, coordinates};
 use super::{Lowering, Result, llvm_type};
 use crate::analysis::access_layout::{ViewOperands, pointer_order_and_width, view_operands, view_vector_width};
 use crate::analysis::bounds::argument;
+use crate::analysis::memory_effects;
 use crate::ir::{DType, Elem, Eviction, Op, OpId, Padding, Value};
 use crate::layout::{Dim, LinearLayout};
 use std::collections::HashMap;
@@ -25,6 +26,14 @@ pub(super) struct BlockAddress<'f> {
 /// The LLVM type of an element in memory: a bool is a byte.
 pub(super) fn memory_type(d: DType) -> &'static str {
     if d == DType::Bool { "i8" } else { llvm_type(Elem::Num(d)) }
+}
+
+/// How a load reads its memory.
+#[derive(Clone, Copy)]
+struct LoadKind {
+    eviction: Eviction,
+    /// Whether the kernel writes the memory too.
+    changes: bool,
 }
 
 impl<'f> Lowering<'f> {
@@ -175,11 +184,12 @@ impl<'f> Lowering<'f> {
             Padding::Zero => 0u64,
             Padding::Nan => nan_bits(block.elem),
         };
+        let kind = self.load_kind(data.operands[0], eviction);
         let mut regs = Vec::new();
         for run in registers.chunks(vector) {
             let address = self.address(block, run[0]);
             let inside = self.inside(block, run[0]);
-            regs.extend(self.load_vector(&address, block.elem, vector, inside, &Fill::Bits(fill), eviction));
+            regs.extend(self.load_vector(&address, block.elem, vector, inside, &Fill::Bits(fill), kind));
         }
         regs
     }
@@ -228,12 +238,12 @@ impl<'f> Lowering<'f> {
         n: usize,
         predicate: Option<Val>,
         fill: &Fill,
-        eviction: Eviction,
+        kind: LoadKind,
     ) -> Vec<Val> {
         let ty = memory_type(elem);
         let bytes = elem.bytes() * n;
         let loaded: Vec<Val> = match predicate {
-            None if eviction == Eviction::Normal => {
+            None if kind.eviction == Eviction::Normal => {
                 if n == 1 {
                     vec![self.e.inst(format!("load {ty}, ptr addrspace(1) {address}, align {bytes}"))]
                 } else {
@@ -241,12 +251,17 @@ impl<'f> Lowering<'f> {
                     self.e.elements(&v, ty, n)
                 }
             }
-            predicate => self.predicated_load(address, elem, n, predicate, fill, eviction),
+            predicate => self.predicated_load(address, elem, n, predicate, fill, kind),
         };
         if elem != DType::Bool {
             return loaded;
         }
         loaded.iter().map(|v| self.e.inst(format!("icmp ne i8 {v}, 0"))).collect()
+    }
+
+    fn load_kind(&self, pointer: Value, eviction: Eviction) -> LoadKind {
+        let arguments = memory_effects::underlying_arguments(self.func, pointer);
+        LoadKind { eviction, changes: arguments.is_empty() || !arguments.is_disjoint(&self.written) }
     }
 
     /// Emits `@p ld.global`, with the destination filled beforehand.
@@ -257,7 +272,7 @@ impl<'f> Lowering<'f> {
         n: usize,
         predicate: Option<Val>,
         fill: &Fill,
-        eviction: Eviction,
+        LoadKind { eviction, changes }: LoadKind,
     ) -> Vec<Val> {
         let word = Word::of(elem, n);
         let per_word = (word.bytes / elem.bytes()).max(1);
@@ -304,10 +319,12 @@ impl<'f> Lowering<'f> {
         }
         args.extend(policy.map(|p| format!("i64 {p}")));
         let v = self.e.inst(format!(
-            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}{}\"({}) #3",
+            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}{}{}\"({}) #3",
             escape_asm(&text),
             ties.join(","),
             hint.constraint,
+            // Without it, LLVM takes assembly for a function of its operands, and moves and merges loads across stores.
+            if changes { ",~{memory}" } else { "" },
             args.join(", ")
         ));
         let mut elements = Vec::new();
@@ -405,6 +422,7 @@ impl<'f> Lowering<'f> {
         let other = data.operands.get(2).map(|&v| self.regs(v));
         let elem = self.dtype(data.results[0]);
         let vector = self.pointer_access_width(data.operands[0], data.operands.get(1).copied());
+        let kind = self.load_kind(data.operands[0], eviction);
         let mut regs = Vec::new();
         for r in (0..pointers.len()).step_by(vector) {
             let fill = match &other {
@@ -412,7 +430,7 @@ impl<'f> Lowering<'f> {
                 None => Fill::Bits(0),
             };
             let predicate = mask.as_ref().map(|m| m[r].clone());
-            regs.extend(self.load_vector(&pointers[r], elem, vector, predicate, &fill, eviction));
+            regs.extend(self.load_vector(&pointers[r], elem, vector, predicate, &fill, kind));
         }
         self.set(data.results[0], regs);
         Ok(())

@@ -24,6 +24,7 @@ mod matrix_move;
 mod memory;
 mod plan;
 mod reduce;
+mod remainder;
 mod rescale;
 mod shared;
 #[cfg(test)]
@@ -142,6 +143,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         ctas: ctas(func),
         takes_turns: takes_turns(func),
         deferred: deferred::deferred_ops(func),
+        written: memory_effects::written_pointers(func),
         replica: None,
         registers,
         e,
@@ -296,6 +298,8 @@ struct Lowering<'f> {
     takes_turns: bool,
     /// Ops that stores compute box by box.
     deferred: HashSet<OpId>,
+    /// Pointers and views that the kernel writes through, with all that they derive from.
+    written: HashSet<Value>,
     /// The index of the program that the code being lowered belongs to, where there are several.
     replica: Option<Val>,
     /// Registers available to a thread that issues `wgmma`.
@@ -311,7 +315,6 @@ impl<'f> Lowering<'f> {
     /// Defines the values of the kernel's arguments. Returns their LLVM parameters.
     fn params(&mut self, dependencies: &ThreadDependencies) -> Vec<String> {
         let func = self.func;
-        let written = memory_effects::written_pointers(func);
         let shared_between_threads = dependencies.shared_arguments();
         let mut params = Vec::new();
         for (i, (arg, &v)) in func.args.iter().zip(&func.block(func.body).params).enumerate() {
@@ -319,7 +322,7 @@ impl<'f> Lowering<'f> {
             let text = match elem {
                 Elem::Ptr(_) => {
                     // Written buffers are borrowed exclusively: no two arguments overlap.
-                    let readonly = if written.contains(&v) { "" } else { " readonly" };
+                    let readonly = if self.written.contains(&v) { "" } else { " readonly" };
                     // `noalias` would assert that only this thread changes the memory, regardless of barriers.
                     let noalias = if shared_between_threads.contains(&v) { "" } else { " noalias" };
                     format!(

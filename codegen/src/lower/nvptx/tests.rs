@@ -84,3 +84,54 @@ fn a_tile_larger_than_the_register_file_is_rejected() {
         "{error}"
     );
 }
+
+fn ptx(text: &str) -> String {
+    let func = crate::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let artifact = pipeline::compile_gpu(&func, GpuArch::Sm90a, &CompileOptions::default(), &mut ());
+    match artifact.unwrap_or_else(|e| panic!("{e}")).code {
+        Code::Ptx(ptx) => ptx,
+        Code::Object(_) => panic!("not PTX"),
+    }
+}
+
+/// Masked loads are inline assembly, of which LLVM has to know that stores change what they read. Simulated GPUs execute the code
+/// before LLVM's passes.
+#[test]
+fn llvm_keeps_masked_loads_after_stores() {
+    let block = "kernel @k(%x: ptr<f32>, %n: i64) {
+  %one = constant {value = 1} : i64
+  %zero = constant {value = 0} : i64
+  %v = make_view %x, %n, %one, %zero {order = [0]} : view<64xf32>
+  %t = load_view %v {boundary = [0], padding = zero, eviction = normal} : tensor<64xf32>
+  %u = add %t, %t : tensor<64xf32>
+  store_view %v, %u {boundary = [0], eviction = normal}
+  %t2 = load_view %v {boundary = [0], padding = zero, eviction = normal} : tensor<64xf32>
+  %u2 = mul %t2, %t : tensor<64xf32>
+  store_view %v, %u2 {boundary = [0], eviction = normal}
+  return
+}";
+    let ptx_of_block = ptx(block);
+    let loads = ptx_of_block.lines().filter(|line| line.contains("ld.global")).count();
+    assert_eq!(loads, 2, "{ptx_of_block}");
+    // A pointer that is advanced, and read and written in each iteration.
+    let in_loop = "kernel @k(%x: ptr<f32>, %n: i32) {
+  %zero = constant {value = 0} : i32
+  %one = constant {value = 1} : i32
+  %i = arange {start = 0, end = 128} : tensor<128xi32>
+  %ns = splat %n : tensor<128xi32>
+  %m = cmp_lt %i, %ns : tensor<128xbool>
+  %xs = splat %x : tensor<128xptr<f32>>
+  %p = ptr_add %xs, %i : tensor<128xptr<f32>>
+  %other = constant {value = 0.0} : tensor<128xf32>
+  for %zero, %n, %one (%j: i32) {
+    %t = load %p, %m, %other {eviction = normal} : tensor<128xf32>
+    %u = add %t, %t : tensor<128xf32>
+    store %p, %u, %m {eviction = normal}
+    yield
+  }
+  return
+}";
+    let ptx_of_loop = ptx(in_loop);
+    let (before, inside) = ptx_of_loop.split_once("$L__BB0_").expect("a loop");
+    assert!(!before.contains("ld.global") && inside.contains("ld.global"), "{ptx_of_loop}");
+}
