@@ -39,9 +39,12 @@ fn refused(x: InOut<f32>, y: InOut<f32>, #[constexpr] form: usize) {
                 make_block_ptr(x + k, shape = [64], strides = [1], offsets = [0], block_shape = [64], order = [0]);
             store(moving, load(moving) * 2.0);
         }
-    } else {
+    } else if form == 6 {
         let pairs = join(load(x + i), cumsum(load(x + i), axis = 0));
         store(y + i.expand_dims(1) * 2 + arange(0, 2).expand_dims(0), pairs);
+    } else {
+        // The operand has no elements of a CTA.
+        store(y + i, cumsum(full::<f32>([64], 1.0), axis = 0));
     }
 }
 
@@ -214,6 +217,7 @@ fn programs_that_ctas_cannot_share_are_refused() {
         (3, "cannot share the `scan`: it combines elements along this dimension"),
         (5, "a CTA might read or write what another one writes"),
         (6, "cannot share the `scan`"),
+        (7, "cannot share the `scan`"),
         (4, "the kernel has no dot and stores no tile that CTAs could share"),
     ] {
         let found = message(&hopper, form, 2);

@@ -152,6 +152,9 @@ impl Axes {
                         let to = if removed && d > *axis { d - 1 } else { d };
                         results.iter().for_each(|&result| self.join((v, d), (result, to)));
                     }
+                    if !removed {
+                        results.iter().for_each(|&result| self.join((v, *axis), (result, *axis)));
+                    }
                 }
             }
             Op::For { .. } => self.region_values(func, id, 3, 1),
