@@ -66,13 +66,14 @@ tests() {
     local binary name names
     run doctor 60 "$bin/tilewright" doctor
     run demo 120 "$bin/tilewright" demo --out "$out/demo"
-    for binary in gpu gpu_random devices language; do
+    export TILEWRIGHT_TEST_CASES=$bin/test-cases
+    while read -r binary; do
         names=$("$bin/$binary" --list 2>"$out/list-$binary.log" | sed -n 's/: test$//p')
         [ -n "$names" ] || failures+=("list-$binary: the binary does not run here")
         for name in $names; do
             aside tests.txt "$binary $name" "test-$binary-${name//::/-}" 400 "$bin/$binary" --exact "$name" --test-threads=1 --nocapture
         done
-    done
+    done <"$bin/tests"
     gather
 }
 

@@ -10,6 +10,6 @@ echo "gpu-package: building"
 for name in tilewright leaderboard; do
     put "$name" "$name" build -p tilewright-harness --bin "$name"
 done
-put_gpu_tests
+put_gpu_tests accesses dot_shapes kernels_interpreted launch pipelined_loops pointer_loads
 pack build/gpu 256MiB scripts/gpu-check.sh
 echo "On the GPU machine: ./gpu-check.sh"

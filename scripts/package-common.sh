@@ -19,12 +19,17 @@ put() {
     strip -o "$contents/$name" "$binary"
 }
 
-# put_gpu_tests: adds the tests that need a GPU.
+# put_gpu_tests [NAME...]: adds the tests that need a GPU, those of NAMEs, which use one where there is one, and the programs of the tests
+# of native code.
 put_gpu_tests() {
     local name
-    for name in gpu gpu_random devices language; do
+    for name in gpu gpu_random devices language "$@"; do
         put "$name" "$name-[0-9a-f]+" test -p tilewright-tests --test "$name" --no-run
+        echo "$name" >>"$contents/tests"
     done
+    mkdir "$contents/test-cases"
+    TILEWRIGHT_TEST_CASES=$contents/test-cases cargo test --release --quiet -p tilewright-codegen --lib lower::host >"$scratch/cases.log" ||
+        { cat "$scratch/cases.log" >&2; exit 1; }
 }
 
 # pack FOLDER WINDOW SCRIPT...: writes the package, with the commit hash in it, and the scripts that use it to FOLDER. The programs share

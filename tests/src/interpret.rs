@@ -1,6 +1,7 @@
 //! Runs kernels in the interpreter, as recorded and after the GPU pipelines, as native code, and on the simulated GPU.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use crate::erased::{self, Value};
 use crate::numerics::HostTensor;
@@ -50,6 +51,8 @@ pub enum Form {
     Gpu(GpuArch),
     /// On the CPU.
     Native,
+    /// On the GPU of this machine.
+    Cuda,
     /// On the simulated GPU, which checks every access and reports races.
     Simulated { arch: GpuArch, num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with TMA loads; also the IR of the last stage in the interpreter.
@@ -74,9 +77,22 @@ pub enum Loads {
     WarpSpecialized,
 }
 
-/// Forms that run in the interpreter, and on the CPU.
-pub const FORMS: [Form; 5] =
-    [Form::Recorded, Form::Specialized, Form::Gpu(GpuArch::Sm80), Form::Gpu(GpuArch::Sm90a), Form::Native];
+/// Forms that run in the interpreter, and on the devices of this machine.
+pub fn forms() -> Vec<Form> {
+    let interpreted = [Form::Recorded, Form::Specialized, Form::Gpu(GpuArch::Sm80), Form::Gpu(GpuArch::Sm90a)];
+    interpreted.into_iter().chain(on_devices()).collect()
+}
+
+/// The forms for the devices of this machine: the CPU, and the GPU if there is one.
+pub fn on_devices() -> Vec<Form> {
+    let gpu = cuda().is_some().then_some(Form::Cuda);
+    std::iter::once(Form::Native).chain(gpu).collect()
+}
+
+fn cuda() -> Option<&'static Device> {
+    static CUDA: LazyLock<Option<Device>> = LazyLock::new(|| Device::cuda(0).ok());
+    CUDA.as_ref()
+}
 
 /// Forms that run on the simulated GPU, which is many times slower: several warps, and on Hopper a warpgroup.
 pub const SIMULATED: [Form; 2] = [
@@ -172,11 +188,12 @@ pub fn interpret(
     let func = record(def, dtypes, consts, &spec);
     let result = match form {
         Form::Recorded | Form::Specialized => run(&func, grid, args),
-        Form::Native => {
+        Form::Native | Form::Cuda => {
+            let device = if form == Form::Cuda { cuda().expect("a GPU").clone() } else { Device::cpu() };
             let before: Vec<Value> = args.iter().map(value).collect();
             run(&func, grid, args).map(|()| {
                 // SAFETY: the interpreter has checked the accesses.
-                let memory = unsafe { erased::launch(&Device::cpu(), def, dtypes, consts, grid, &before) };
+                let memory = unsafe { erased::launch(&device, def, dtypes, consts, grid, &before) };
                 for (arg, bytes) in args.iter_mut().zip(memory) {
                     if let (Arg::Out(tensor), Some(bytes)) = (arg, bytes) {
                         tensor.bytes = bytes;

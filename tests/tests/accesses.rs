@@ -6,7 +6,7 @@ use tilewright_codegen::ir::DType;
 use tilewright_codegen::num;
 use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, interpret};
+use tilewright_tests::interpret::{Arg, Form, forms, interpret};
 use tilewright_tests::numerics::{HostTensor, Random};
 
 /// Copies through pointers: unmasked, masked to elements below `n`, and masked with eviction policies.
@@ -44,7 +44,7 @@ fn every_type_is_copied_bit_for_bit() {
                 bytes.copy_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
             }
             for def in [&COPY_POINTERS, &COPY_VIEWS] {
-                for form in FORMS.into_iter().chain([
+                for form in forms().into_iter().chain([
                     Form::Simulated { arch: GpuArch::Sm80, num_warps: 1, num_stages: 1 },
                     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 1 },
                 ]) {

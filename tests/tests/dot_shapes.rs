@@ -11,7 +11,7 @@ use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_tests::configurations::{compile_options, well_aligned};
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, Form, interpret};
+use tilewright_tests::interpret::{Arg, Form, interpret, on_devices};
 use tilewright_tests::numerics::{HostTensor, Random};
 
 #[test]
@@ -123,9 +123,8 @@ fn narrow_dots_are_correct_on_every_architecture() {
                     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 8, num_stages: 1 },
                     Form::Tma { num_warps: 4, num_stages: 2 },
                     Form::WarpSpecialized { num_warps: 4, num_stages: 2 },
-                    Form::Native,
                 ];
-                forms.into_par_iter().for_each(|form| {
+                forms.into_par_iter().chain(on_devices()).for_each(|form| {
                     let mut c = HostTensor::poisoned(DType::F32, &[m, n], &[n, 1]);
                     let args = &mut [Arg::In(&a), Arg::In(&b), Arg::Out(&mut c), depth.into()];
                     let consts = consts! { m = m, n = n, k = k, along_k = along_k };

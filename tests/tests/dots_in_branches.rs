@@ -8,7 +8,7 @@ use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, interpret, record};
+use tilewright_tests::interpret::{self, Arg, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, dense};
 
 const M: usize = 64;
@@ -67,7 +67,7 @@ pub fn even_tiles<T: Float>(
 
 /// All forms: loads by all threads, by TMA and by producer warps, with one to three stages.
 fn forms() -> Vec<Form> {
-    let mut forms = FORMS.to_vec();
+    let mut forms = interpret::forms();
     for num_stages in [1, 2, 3] {
         let simulated = |arch, num_warps| Form::Simulated { arch, num_warps, num_stages };
         forms.push(simulated(GpuArch::Sm80, 4));

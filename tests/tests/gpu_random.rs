@@ -1,10 +1,12 @@
-//! Random programs on a GPU: the results must equal those of the interpreter bit for bit.
+//! Programs in Tile IR on a GPU, whose results must be those of the interpreter: random programs, bit for bit; and the programs
+//! of the tests of native code.
 
+use rayon::prelude::*;
 use tilewright::{Buffer, Device, LaunchArg};
 use tilewright_codegen::ir::Elem;
 use tilewright_codegen::pipeline::{CompileError, compile_gpu};
 use tilewright_codegen::target::{Artifact, CompileOptions, GpuArch};
-use tilewright_codegen::testgen::{self, Argument, Case, Program};
+use tilewright_codegen::testgen::{self, Argument, Case, Program, saved::Saved};
 
 const PROGRAMS: u64 = 2000;
 /// Programs that are compiled in parallel, on all cores, before they run one after the other.
@@ -80,20 +82,9 @@ fn random_programs_agree_with_the_interpreter() {
     let ptx_version = device.limit_ptx_version(&CompileOptions::default()).ptx_version;
     let (mut failures, mut ran, mut refused) = (Vec::new(), 0, 0);
     for first in (0..PROGRAMS).step_by(BATCH as usize) {
-        let seeds = std::sync::Mutex::new(first..(first + BATCH).min(PROGRAMS));
-        let batch = std::sync::Mutex::new(Vec::new());
-        let work = || {
-            while let Some(seed) = { seeds.lock().unwrap().next() } {
-                let compiled = compile(seed, ptx_version);
-                batch.lock().unwrap().push(compiled);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-                scope.spawn(work);
-            }
-        });
-        for Compiled { seed, case, expected, code } in batch.into_inner().unwrap() {
+        let seeds: Vec<u64> = (first..(first + BATCH).min(PROGRAMS)).collect();
+        let batch: Vec<Compiled> = seeds.into_par_iter().map(|seed| compile(seed, ptx_version)).collect();
+        for Compiled { seed, case, expected, code } in batch {
             for (arch, artifact) in code {
                 let result = match (&expected, artifact) {
                     (_, Err(CompileError::Unsupported(_))) => {
@@ -117,5 +108,29 @@ fn random_programs_agree_with_the_interpreter() {
         println!("programs {first} and following: {ran} ran so far, {} failed, {refused} refused", failures.len());
     }
     println!("{ran} programs ran, {} failed, {refused} refused", failures.len());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The programs in the folder TILEWRIGHT_TEST_CASES: those of the tests of native code (`codegen/src/lower/host/tests`), which write them
+/// there if it is set.
+#[test]
+fn programs_of_the_tests_of_native_code_agree() {
+    let (Ok(device), Some(folder)) = (Device::cuda(0), std::env::var_os("TILEWRIGHT_TEST_CASES")) else {
+        println!("skipped: no CUDA device, or TILEWRIGHT_TEST_CASES is not set");
+        return;
+    };
+    let options = device.limit_ptx_version(&CompileOptions::default());
+    let programs = Saved::read_all(folder.as_ref()).unwrap();
+    let compiled: Vec<_> =
+        programs.par_iter().map(|(_, saved)| compile_gpu(&saved.program.func, ARCHS[1], &options, &mut ())).collect();
+    let mut failures = Vec::new();
+    for ((name, saved), artifact) in programs.iter().zip(compiled) {
+        let result = artifact.map_err(|e| e.to_string()).and_then(|artifact| run(&device, &saved.program, &artifact));
+        if let Some(difference) = result.map_or_else(Some, |found| saved.difference(&found)) {
+            failures.push(format!("{name}, `{}`: {difference}", saved.program.func.name));
+        }
+    }
+    println!("{} programs ran, {} failed", programs.len(), failures.len());
+    assert!(!programs.is_empty(), "{} has no programs", folder.display());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

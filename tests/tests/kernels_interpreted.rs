@@ -8,7 +8,7 @@ use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, RowLoopCase, SIMULATED, interpret, row_loops};
+use tilewright_tests::interpret::{self, Arg, Form, Loads, RowLoopCase, SIMULATED, interpret, on_devices, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::{ACTIVATIONS, activated};
 
@@ -29,7 +29,7 @@ fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
 
 /// All forms that run without a GPU.
 fn forms() -> impl Iterator<Item = Form> {
-    FORMS.into_iter().chain(SIMULATED)
+    interpret::forms().into_iter().chain(SIMULATED)
 }
 
 fn programs(n: usize, tile: usize) -> [u32; 3] {
@@ -82,10 +82,14 @@ fn weighted_sums_of_long_rows_match() {
         let x = HostTensor::random(dtype, &[rows, d], &dense(&[rows, d]), &mut random);
         let w = HostTensor::random(dtype, &[d], &[1], &mut random);
         let want = weighted_sum::reference::forward(&x.values(), &w.values(), rows);
-        for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 8)] {
+        let simulated = [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 8)].map(|(arch, num_warps)| Form::Simulated {
+            arch,
+            num_warps,
+            num_stages: 2,
+        });
+        for form in on_devices().into_iter().chain(simulated) {
             let mut y = HostTensor::poisoned(DType::F32, &[rows], &[1]);
             let mut args = vec![Arg::In(&x), Arg::In(&w), Arg::Out(&mut y)];
-            let form = Form::Simulated { arch, num_warps, num_stages: 2 };
             interpret(form, &weighted_sum::WEIGHTED_SUM_FWD, &[dtype], consts, programs(rows, 1), &mut args);
             y.check("weighted_sum_fwd", &want, 1e-5);
         }
@@ -168,7 +172,7 @@ fn softmax_of_masked_elements_is_zero() {
         let d_tile = if def.name == "softmax_rows" { 32usize } else { 8 };
         let args = &mut [Arg::In(&x), Arg::Out(&mut y)];
         let consts = consts! { rows_tile = 2usize, d_tile = d_tile };
-        interpret(FORMS[1], def, &[DType::F32], consts, [1, 1, 1], args);
+        interpret(Form::Specialized, def, &[DType::F32], consts, [1, 1, 1], args);
         let mut want = vec![0.0; 20];
         (want[11], want[19]) = (0.5, 0.5);
         y.check(def.name, &want, 1e-6);
@@ -424,6 +428,7 @@ fn matmul_of_large_tiles_matches() {
         replicas: 1,
     };
     let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });
+    check_matmul_in(&case, on_devices());
     check_matmul_in(&case, forms);
     for col_major in [[true, false], [false, true]] {
         check_matmul_in(

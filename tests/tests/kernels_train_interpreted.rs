@@ -8,7 +8,7 @@ use tilewright::kernels::{
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, RowLoopCase, SIMULATED, interpret, row_loops};
+use tilewright_tests::interpret::{self, Arg, Form, RowLoopCase, SIMULATED, interpret, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::{ACTIVATIONS, activated, indices};
 
@@ -19,7 +19,7 @@ const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 5], [7, 1], [8, 16], [5, 37]];
 
 /// All forms that run without a GPU.
 fn forms() -> impl Iterator<Item = Form> {
-    FORMS.into_iter().chain(SIMULATED)
+    interpret::forms().into_iter().chain(SIMULATED)
 }
 
 /// Runs `case` for every type and shape, dense and with gaps.

@@ -9,7 +9,7 @@ use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{CompileOptions, GpuArch};
 use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, Form, interpret, record};
+use tilewright_tests::interpret::{Arg, Form, interpret, on_devices, record};
 use tilewright_tests::loops::{self, NESTED, ROW_LOOP, RUNNING_ATOMIC, RUNNING_SUM};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
 
@@ -45,8 +45,10 @@ fn loops_of_any_length_and_step() {
                 (5, simulated(GpuArch::Sm80, 8)),
                 (2, Form::Tma { num_warps: 4, num_stages: 1 }),
                 (3, Form::WarpSpecialized { num_warps: 4, num_stages: 1 }),
-                (1, Form::Native),
-            ] {
+            ]
+            .into_iter()
+            .chain(on_devices().into_iter().map(|form| (3, form)))
+            {
                 let mut y = HostTensor::poisoned(DType::F32, &[d], &[1]);
                 let numbers = [stride, rows, d, first, end, by].map(Arg::from);
                 let args =
@@ -83,8 +85,10 @@ fn nested_and_consecutive_loops() {
             (3, simulated(GpuArch::Sm80, 2)),
             (4, simulated(GpuArch::Sm80, 1)),
             (2, Form::WarpSpecialized { num_warps: 4, num_stages: 1 }),
-            (1, Form::Native),
-        ] {
+        ]
+        .into_iter()
+        .chain(on_devices().into_iter().map(|form| (3, form)))
+        {
             let mut y = HostTensor::poisoned(DType::F32, &[D], &[1]);
             let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y), rows.into(), second_rows.into()];
             interpret(form, &NESTED, &[dtype], consts! { d = D, stages = stages }, [1, 1, 1], args);

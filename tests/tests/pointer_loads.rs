@@ -9,7 +9,7 @@ use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::passes::assume_ranges;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_tests::configurations::well_aligned;
-use tilewright_tests::interpret::{Arg, FORMS, Form, interpret, record};
+use tilewright_tests::interpret::{self, Arg, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
 use tilewright_tests::pointer_loads::{
     GATHERED_MATMUL, INDIRECT_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated,
@@ -20,7 +20,7 @@ use tilewright_tests::{consts, notes};
 /// loads cannot honor.
 fn forms() -> Vec<Form> {
     let simulated = |arch, num_warps, num_stages| Form::Simulated { arch, num_warps, num_stages };
-    let mut forms = FORMS.to_vec();
+    let mut forms = interpret::forms();
     forms.extend([
         simulated(GpuArch::Sm80, 2, 3),
         simulated(GpuArch::Sm90a, 4, 2),

@@ -1,7 +1,7 @@
 //! Elementary functions, and ops with side effects: atomics whose old values are used, prints, assertions, assumptions.
 
 use super::generate::{Gen, literal};
-use crate::ir::{AtomicOp, BinaryOp, Builder, CmpOp, DType, MemScope, MemSem, Op, Type, UnaryOp, Value};
+use crate::ir::{AtomicOp, BinaryOp, Builder, CmpOp, DType, Eviction, MemScope, MemSem, Op, Type, UnaryOp, Value};
 
 impl Gen<'_> {
     /// An elementary function of multiples of 1/4, in f32, rounded down to multiples of 1/8. Implementations differ in
@@ -17,12 +17,29 @@ impl Gen<'_> {
         rounded_function(b, op, x, &ty, hidden)
     }
 
+    /// Elements that no other program and no other op accesses, before or after a masked store to them.
+    fn private_store(&mut self, b: &mut Builder, pointers: Value, value: Value) -> Value {
+        let ty = b.func.ty(value).clone();
+        let shape = ty.shape().to_vec();
+        let (mask, other) = (self.value(b, &shape, DType::Bool), self.value(b, &shape, ty.dtype().expect("a number")));
+        let load =
+            |b: &mut Builder| b.one(Op::Load { eviction: Eviction::Normal }, &[pointers, mask, other], ty.clone());
+        let before = load(b);
+        b.op(Op::Store { eviction: Eviction::Normal }, &[pointers, value, mask], &[]);
+        let after = load(b);
+        let choice = self.value(b, &shape, DType::Bool);
+        b.select(choice, before, after)
+    }
+
     /// A read-modify-write of elements that no other program and no other op accesses; returns the old values.
     pub(super) fn private_atomic(&mut self, b: &mut Builder) -> Value {
         let (pointer, dtype) = self.private_buffers.pop().expect("there is one");
         let shape = self.rng.pick(&[&[][..], &[8], &[32], &[4, 8], &[8, 2]]).to_vec();
         let pointers = self.program_pointers(b, pointer, &shape);
         let value = self.value(b, &shape, dtype);
+        if self.rng.one_in(3) {
+            return self.private_store(b, pointers, value);
+        }
         use AtomicOp::*;
         let ops: &[AtomicOp] = match dtype {
             d if d.bits() < 16 => &[],

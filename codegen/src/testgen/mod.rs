@@ -17,6 +17,7 @@ mod generate;
 mod loops;
 mod matrix;
 mod rng;
+pub mod saved;
 #[cfg(test)]
 mod tests;
 

@@ -16,7 +16,7 @@ use tilewright::kernels::attention::split_kv::FLASH_ATTENTION_FWD_COMBINE;
 use tilewright::prelude::{Device, Precision};
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{self, Arg, FORMS, Form, Loads, interpret};
+use tilewright_tests::interpret::{self, Arg, Form, Loads, interpret, on_devices};
 use tilewright_tests::numerics::HostTensor;
 
 /// Tile sizes of one run.
@@ -182,7 +182,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
 /// Checks forward and backward in every form of the interpreter, and on the CPU.
 fn check_inputs(case: Case, tiles: Tiles, inputs: &Inputs) {
     let expected = case.expected(inputs);
-    for form in FORMS {
+    for form in interpret::forms() {
         check_forward(form, case, tiles, inputs, &expected);
         check_backward(form, case, tiles, inputs, &expected);
     }
@@ -239,9 +239,10 @@ fn warp_specialized() {
     ] {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
-        let form = Form::WarpSpecialized { num_warps, num_stages };
-        check_forward(form, case, tiles, &inputs, &expected);
-        check_backward(form, case, tiles, &inputs, &expected);
+        for form in on_devices().into_iter().chain([Form::WarpSpecialized { num_warps, num_stages }]) {
+            check_forward(form, case, tiles, &inputs, &expected);
+            check_backward(form, case, tiles, &inputs, &expected);
+        }
     }
 }
 
@@ -551,7 +552,7 @@ fn split_kv() {
         Case::new(130, 70, 20).causal().dtype(DType::BF16),
         Case::new(50, 150, 16).heads(2, 4, 2).causal().dtype(DType::F32),
     ] {
-        for form in FORMS {
+        for form in interpret::forms() {
             check_forward_split_kv(form, case, tiles, 64);
             check_backward_split(form, case, tiles, 64);
         }
@@ -600,7 +601,7 @@ fn modifiers_with_warp_specialization() {
 #[test]
 fn document_ranges() {
     let starts = |side: usize| DOCUMENTS.iter().map(|start| start[side]).collect::<Vec<usize>>();
-    for form in FORMS {
+    for form in interpret::forms() {
         for (rows, causal, window) in [(true, true, None), (true, false, Some(9)), (false, true, Some(9))] {
             let modifiers = Modifiers { window, documents: Some(DOCUMENTS), ..Modifiers::default() };
             let case = Case::new(150, 135, 16).modifiers(modifiers);

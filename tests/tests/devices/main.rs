@@ -10,6 +10,7 @@ mod dot_scaled;
 mod dots;
 mod extents;
 mod functions;
+mod in_place;
 mod parameters;
 mod sort;
 mod tensor_parameters;

@@ -64,6 +64,35 @@ fn binary_functions_agree_on_every_type() {
     }
 }
 
+/// Of numbers of every size, down to the least and up to the largest.
+#[test]
+fn remainders_are_exact() {
+    for d in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let (n, mut random) = (512, Random(31));
+        let (least, most) = match d {
+            DType::F64 => (-1074, 1023),
+            DType::F16 => (-24, 15),
+            _ => (-149, 127),
+        };
+        let mut numbers = || {
+            let number = |_| {
+                let exponent = least + (random.next() % (most - least + 1) as u64) as i32;
+                let sign = if random.next().is_multiple_of(2) { 1.0 } else { -1.0 };
+                // Two factors: the least powers of two are not normal.
+                sign * (1.0 + random.float()) * 2f64.powi(exponent / 2) * 2f64.powi(exponent - exponent / 2)
+            };
+            Data::floats(d, (0..n).map(number).collect::<Vec<f64>>())
+        };
+        let buffers = [numbers(), numbers(), Data::poison(d, n)];
+        let inputs = [Input::Buffer(0), Input::Buffer(1), Input::Buffer(2)];
+        let results = check(&binary_kernel("rem", d, d, n), &inputs, &buffers, [1; 3], Tolerance::Exact);
+        for ((x, y), found) in buffers[0].values().into_iter().zip(buffers[1].values()).zip(results[2].values()) {
+            let same = found == x % y || (found.is_nan() && (x % y).is_nan());
+            assert!(same, "{d}: {x:e} % {y:e}: {found:e}");
+        }
+    }
+}
+
 #[test]
 fn comparisons_agree_on_every_type() {
     let n = 64;

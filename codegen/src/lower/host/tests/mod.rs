@@ -11,13 +11,13 @@ mod memory;
 mod reductions;
 
 use crate::interp::{self, ArgValue, BufferId, Memory};
-use crate::ir::{DType, Elem, Func};
+use crate::ir::{BinaryOp, DType, Elem, Func, Op};
 use crate::llvm::{self, JitModule, Opt};
 use crate::lower::nvptx;
 use crate::num;
 use crate::pipeline::{compile_host, gpu_ir};
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, HostHooks, Manifest};
-use crate::testgen::{Argument, Program, check::simulate};
+use crate::testgen::{Argument, Program, check::simulate, saved::Saved};
 use crate::text::parse;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -258,8 +258,10 @@ pub fn check(text: &str, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tol
 
 pub fn check_func(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tolerance: Tolerance) -> Vec<Data> {
     let expected = check_native_func(func, inputs, buffers, grid, tolerance);
+    let program = program(func, inputs, buffers, grid);
+    save(&program, inputs, &expected, tolerance);
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-        let got = run_simulated(func, inputs, buffers, grid, arch);
+        let got = run_simulated(&program, inputs, buffers, arch);
         compare_all(func, arch.name(), &expected, &got, tolerance);
     }
     expected
@@ -287,25 +289,58 @@ fn check_native_func(
     expected
 }
 
-/// Runs a kernel on a simulated GPU; returns the buffers, of which each is one argument.
-fn run_simulated(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3], arch: GpuArch) -> Vec<Data> {
+/// The kernel with its arguments, of which each buffer is one.
+fn program(func: &Func, inputs: &[Input], buffers: &[Data], grid: [u32; 3]) -> Program {
     let argument = |input: &Input| match *input {
         Input::Buffer(i) => Argument::Output { dtype: buffers[i].elem, bytes: buffers[i].bytes() },
         Input::Int(n) => Argument::Int(n),
         Input::Float(x) => Argument::Float(x),
     };
-    let program = Program { func: func.clone(), args: inputs.iter().map(argument).collect(), grid };
+    Program { func: func.clone(), args: inputs.iter().map(argument).collect(), grid }
+}
+
+/// The numbers of the buffers, in the order of arguments.
+fn buffer_args(inputs: &[Input]) -> impl Iterator<Item = usize> {
+    inputs.iter().filter_map(|input| match *input {
+        Input::Buffer(i) => Some(i),
+        Input::Int(_) | Input::Float(_) => None,
+    })
+}
+
+/// Writes the program and its results for `tests/tests/gpu_random.rs` to the folder that TILEWRIGHT_TEST_CASES names, to a file
+/// with the name of the test.
+fn save(program: &Program, inputs: &[Input], expected: &[Data], tolerance: Tolerance) {
+    let Some(folder) = std::env::var_os("TILEWRIGHT_TEST_CASES") else { return };
+    let is_f32 = |v| program.func.ty(v).dtype() == Some(DType::F32);
+    let divides = program
+        .func
+        .walk()
+        .iter()
+        .map(|&id| program.func.op(id))
+        .any(|data| matches!(data.op, Op::Binary(BinaryOp::Div)) && is_f32(data.results[0]));
+    let near = match tolerance {
+        // Two units in the last place: `div.full.f32`.
+        Tolerance::Exact if divides => Some([2.4e-7, f64::from(f32::MIN_POSITIVE)]),
+        Tolerance::Exact => None,
+        Tolerance::Near { relative, floor } => Some([relative, floor]),
+    };
+    let expected = buffer_args(inputs).map(|i| expected[i].bytes()).collect();
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("test").replace("::", "-");
+    let saved = Saved { program: program.clone(), expected, near };
+    saved.append(folder.as_ref(), &name).unwrap_or_else(|e| panic!("{name}: {e}"));
+}
+
+/// Runs a kernel on a simulated GPU; returns the buffers.
+fn run_simulated(program: &Program, inputs: &[Input], buffers: &[Data], arch: GpuArch) -> Vec<Data> {
+    let func = &program.func;
     let options = CompileOptions::default();
     let fail =
         |error: &dyn std::fmt::Display| -> ! { panic!("{}: {error}\n{}", arch.name(), crate::text::print(func)) };
     let module = nvptx::lower(&gpu_ir(func, arch, &options, &mut ()), arch, &options).unwrap_or_else(|e| fail(&e));
-    let memory = simulate(&program, func, &module, 0).unwrap_or_else(|e| fail(&e));
-    let order = inputs.iter().filter_map(|input| match *input {
-        Input::Buffer(i) => Some(i),
-        Input::Int(_) | Input::Float(_) => None,
-    });
+    let memory = simulate(program, func, &module, 0).unwrap_or_else(|e| fail(&e));
     let mut got = buffers.to_vec();
-    for (i, bytes) in order.zip(memory) {
+    for (i, bytes) in buffer_args(inputs).zip(memory) {
         got[i] = Data::from_bytes(buffers[i].elem, &bytes);
     }
     got
