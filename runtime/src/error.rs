@@ -152,21 +152,13 @@ pub enum Error {
     #[error("kernel {kernel}: the grid's {axis} extent is {found}: expected 0 to 2147483647")]
     GridExtent { kernel: String, axis: char, found: i64 },
 
-    #[error(
-        "kernel {kernel}: out of bounds: `{name}` has {elements} elements, but the access at {place} may reach element {farthest_element}\n  \
-         help: check that the extents and strides match the buffer, and that the grid matches the extents. A mask must bound the whole \
-         index of the address: for `p + (first + i) * stride`, `first + i < n` or `i < n - first`. A loop that advances pointers must \
-         advance them by as much in each iteration as its mask shrinks. If the arguments do not determine the bounds, guarantee them \
-         with `LaunchConfig::unchecked`"
-    )]
-    OutOfBounds { kernel: String, name: String, elements: u64, farthest_element: i128, place: String },
+    /// `message` is the whole message, with the source line.
+    #[error("{message}")]
+    OutOfBounds { name: String, elements: u64, farthest_element: i128, message: String },
 
-    #[error(
-        "kernel {kernel}: cannot prove before the launch that the access at {place} is in bounds of {memory}\n  \
-         help: mask the access by comparing its index with an extent (`mask = i >= 0 && i < n`), or use a block pointer with \
-         `boundary_check`; if the arguments do not determine the bounds, guarantee them with `LaunchConfig::unchecked`"
-    )]
-    UnprovenBounds { kernel: String, memory: String, place: String },
+    /// The whole message, with the source line.
+    #[error("{0}")]
+    UnprovenBounds(String),
 
     #[error(
         "kernel {kernel}: `{name}` is {found}, but is the extent of dimension {dim} at {place}: expected 0 or more\n  \

@@ -1,6 +1,8 @@
 //! Kernels launched from their argument structs.
 
+use tilewright::codegen::target::GpuArch;
 use tilewright::prelude::*;
+use tilewright_runtime::kernel::source_file;
 use tilewright_tests::on_device::devices;
 
 /// y = a · x + y
@@ -83,6 +85,15 @@ fn views_and_other_types_are_separate_variants() {
 }
 
 #[test]
+fn memory_of_another_device_is_refused_by_name() {
+    let (device, other) = (Device::cpu(), Device::simulated(GpuArch::Sm80));
+    let x = Buffer::<f32>::zeros(&device, 4).unwrap();
+    let mut y = Buffer::<f32>::zeros(&other, 4).unwrap();
+    let message = Axpy { x: &x, y: &mut y, a: 1.0, n: 4, tile: 64 }.launch(&device, 1).unwrap_err().to_string();
+    assert!(message.contains(&format!("`y` expects memory on {device}, found memory on {other}")), "{message}");
+}
+
+#[test]
 fn the_erased_launch_checks_types() {
     use tilewright::codegen::ir::DType;
     use tilewright::codegen::lang::kernel::ConstValue;
@@ -100,6 +111,11 @@ fn the_erased_launch_checks_types() {
     assert_eq!(y.to_vec().unwrap(), [12.0, 24.0, 36.0]);
 }
 
+/// What a message shows of a line: the line, or only its file on a GPU machine, which has no sources.
+fn shown(line: &str) -> &str {
+    if source_file(file!()).is_some() { line } else { "tests/launch.rs" }
+}
+
 #[kernel]
 fn broken(x: In<f32>, y: Out<f32>) {
     store(y + arange(0, 8), load(x + arange(0, 16)));
@@ -111,7 +127,7 @@ fn mistakes_show_the_source_line() {
     let x = Buffer::<f32>::zeros(&device, 16).unwrap();
     let mut y = Buffer::<f32>::zeros(&device, 16).unwrap();
     let message = Broken { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
-    assert!(message.contains("store(y + arange(0, 8), load(x + arange(0, 16)));"), "{message}");
+    assert!(message.contains(shown("store(y + arange(0, 8), load(x + arange(0, 16)));")), "{message}");
     let message = Broken { x: &x, y: &mut y }.launch(&device, -1).unwrap_err().to_string();
     assert!(message.contains("the grid's x extent is -1"), "{message}");
 }
@@ -148,7 +164,7 @@ fn out_of_bounds_launches_are_rejected() {
         Axpy { x, y, a: 1.0, n, tile: 64 }.launch(&device, grid).unwrap_err().to_string()
     };
     let message = refused(&x, &mut y, 1000, 100);
-    for part in ["kernel `axpy`", "`y` has 900 elements", "tests/launch.rs:11", "may reach element 999", "help: "] {
+    for part in ["kernel `axpy`", "`y` has 900 elements", "tests/launch.rs:13", "may reach element 999", "help: "] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
     // The bound follows from the grid, whatever n is.
@@ -193,6 +209,61 @@ fn data_dependent_addresses_need_a_mask_or_unchecked() {
     // SAFETY: all indices are below 3.
     let config = unsafe { config.unchecked() };
     assert_eq!(gather(&inside, 0, &config).unwrap(), [30.0, 10.0, 20.0, 30.0]);
+}
+
+/// The low bits of an index from memory, and bits above them, are bounded.
+#[kernel]
+fn masked_bits(table: In<f32>, index: In<i32>, y: Out<f32>) {
+    let i = arange(0, 4);
+    let at = load(index + i);
+    store(y + i, load(table + (at & 7)) + load(table + ((at & 63) >> 3)));
+}
+
+#[test]
+fn bits_of_an_index_are_bounded() {
+    let device = Device::cpu();
+    let values: Vec<f32> = (0..8).map(|n| n as f32).collect();
+    let index = [-1, 77, 8, i32::MIN];
+    let at = Buffer::from_slice(&device, &index).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 4).unwrap();
+    let table = Buffer::from_slice(&device, &values).unwrap();
+    MaskedBits { table: &table, index: &at, y: &mut y }.launch(&device, 1).unwrap();
+    let want = index.map(|n| ((n & 7) + ((n & 63) >> 3)) as f32);
+    assert_eq!(y.to_vec().unwrap(), want);
+    let short = Buffer::from_slice(&device, &values[..7]).unwrap();
+    let refused = MaskedBits { table: &short, index: &at, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
+    assert!(
+        refused.contains("`table` has 7 elements") || refused.contains("`table`, which has 7 elements"),
+        "{refused}"
+    );
+}
+
+/// y[i] = table[index[i]], with one of two bounds of the index.
+#[kernel]
+fn half_bounded(table: In<f32>, index: In<i32>, y: Out<f32>, n: i32, #[constexpr] lower: bool) {
+    let i = arange(0, 4);
+    let at = load(index + i);
+    let inside = if lower { at >= 0 } else { at < n };
+    store(y + i, load(table + at, mask = inside, other = 0.0));
+}
+
+#[test]
+fn the_missing_bound_of_an_index_is_named_below_its_line() {
+    let device = Device::cpu();
+    let table = Buffer::from_slice(&device, &[10.0f32, 20.0, 30.0]).unwrap();
+    let index = Buffer::from_slice(&device, &[2, 0, 1, 1]).unwrap();
+    let mut y = Buffer::<f32>::zeros(&device, 4).unwrap();
+    for (lower, missing, mask) in [
+        (true, "nothing bounds its index from above", "`mask = index < n && …`"),
+        (false, "nothing bounds its index from below", "`mask = index >= 0 && …`"),
+    ] {
+        let launched = HalfBounded { table: &table, index: &index, y: &mut y, n: 3, lower }.launch(&device, 1);
+        let message = launched.unwrap_err().to_string();
+        let line = shown("store(y + i, load(table + at, mask = inside, other = 0.0));");
+        for part in ["kernel `half_bounded`", "`table`, which has 3 elements", line, missing, mask] {
+            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        }
+    }
 }
 
 #[kernel]

@@ -5,7 +5,7 @@ use tilewright_codegen::lang::kernel::{ElemDef, KernelDef, ParamKind};
 
 use super::ir_dtype;
 use crate::buffer::{Buffer, View, ViewMut};
-use crate::device::{Device, same_device};
+use crate::device::Device;
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::launch::LaunchArg;
@@ -144,7 +144,15 @@ pub(super) fn check(def: &KernelDef, device: &Device, dtypes: &[DType], args: &[
         if elem.resolve(dtypes) != Some(ir_dtype(found)) {
             return Err(fail(format!("memory of {found}")));
         }
-        same_device("a kernel and its arguments", device, on)?;
+        if on != device {
+            let expected = format!("memory on {device}");
+            return Err(Error::Argument {
+                kernel: label(def),
+                name: param.name,
+                expected,
+                found: format!("memory on {on}"),
+            });
+        }
     }
     if given.next().is_some() {
         return Err(count_error(def, args.len()));

@@ -3,8 +3,11 @@
 
 use tilewright_codegen::analysis::bounds::{FailedCondition, LaunchViolation, OutOfBounds};
 
+use tilewright_codegen::diag::Diagnostic;
+
 use super::{Kernel, LaunchArg, Values};
 use crate::error::{Error, Result};
+use crate::kernel::render_with_source;
 
 /// Checks a launch of a kernel with these arguments, whose number and types are checked.
 ///
@@ -65,16 +68,48 @@ fn explain_condition(of: &Kernel, failed: &FailedCondition) -> String {
     format!("the condition of `assume`{comparison} is false{depends}")
 }
 
-fn explain_access(of: &Kernel, OutOfBounds { arg, elements, farthest_element, loc }: OutOfBounds) -> Error {
+fn explain_access(of: &Kernel, found: OutOfBounds) -> Error {
+    let OutOfBounds { arg, elements, farthest_element, unbounded, loc } = found;
     let name = arg.and_then(|arg| name_of(of, arg));
-    let (kernel, place) = (of.label.to_string(), loc.to_string());
-    match (name, farthest_element) {
-        (Some(name), Some(farthest_element)) => {
-            Error::OutOfBounds { kernel, name: name.into(), elements, farthest_element, place }
-        }
-        (Some(name), None) => {
-            Error::UnprovenBounds { kernel, memory: format!("`{name}`, which has {elements} elements"), place }
-        }
-        (None, _) => Error::UnprovenBounds { kernel, memory: "the kernel's buffers".into(), place },
+    let label = of.label.to_string();
+    let show = |message: String, label: &str, help: &str| {
+        let text = render_with_source(&Diagnostic::new(message, loc).label(label).help(help));
+        text.strip_prefix("error: ").map(str::to_string).unwrap_or(text)
+    };
+    if let (Some(name), Some(farthest_element)) = (name, farthest_element) {
+        let message = format!(
+            "kernel {label}: out of bounds: `{name}` has {elements} elements, but this access may reach element {farthest_element}"
+        );
+        let message = show(message, &format!("reaches element {farthest_element}"), OUT_OF_BOUNDS);
+        return Error::OutOfBounds { name: name.into(), elements, farthest_element, message };
     }
+    let memory = match name {
+        Some(name) => format!("`{name}`, which has {elements} elements"),
+        None => "the kernel's buffers".into(),
+    };
+    let (missing, help) = match unbounded {
+        [true, false] => (
+            "nothing bounds its index from below",
+            "add a lower bound to the mask: `mask = index >= 0 && …`, for the whole index of the address",
+        ),
+        [false, true] => (
+            "nothing bounds its index from above",
+            "add an upper bound to the mask: `mask = index < n && …`, for the whole index of the address",
+        ),
+        _ => (
+            "nothing bounds its index",
+            "mask the access by comparing its index with an extent (`mask = index >= 0 && index < n`), or use a block pointer with \
+             `boundary_check`",
+        ),
+    };
+    let message = format!("kernel {label}: cannot prove before the launch that this access is in bounds of {memory}");
+    let help =
+        format!("{help}; if the arguments do not determine the bounds, guarantee them with `LaunchConfig::unchecked`");
+    Error::UnprovenBounds(show(message, missing, &help))
 }
+
+/// What to do where an access may reach an element that is not there.
+const OUT_OF_BOUNDS: &str = "check that the extents and strides match the buffer, and that the grid matches the extents. A mask must \
+     bound the whole index of the address: for `p + (first + i) * stride`, `first + i < n` or `i < n - first`. A loop that advances \
+     pointers must advance them by as much in each iteration as its mask shrinks. If the arguments do not determine the bounds, \
+     guarantee them with `LaunchConfig::unchecked`";

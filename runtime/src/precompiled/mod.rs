@@ -13,7 +13,7 @@ mod embed;
 #[doc(hidden)]
 pub mod embedded;
 
-use crate::device::{Device, same_device};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kernel::{Grid, KernelArg, ir_dtype, values};
 use crate::launch::CompiledKernel;
@@ -221,8 +221,14 @@ impl PrecompiledKernel {
                     found: described(found.map(|(writes, dtype)| (writes, dtype.to_string()))),
                 });
             }
-            if let Some(on) = on {
-                same_device("a kernel and its arguments", self.kernel.device(), on)?;
+            let device = self.kernel.device();
+            if let Some(on) = on.filter(|on| *on != device) {
+                return Err(Error::PrecompiledArgument {
+                    kernel: kernel(),
+                    name: name.clone(),
+                    expected: format!("memory on {device}"),
+                    found: format!("memory on {on}"),
+                });
             }
         }
         grid.checked(&self.kernel.label())

@@ -482,7 +482,7 @@ fn assembly_with_pointers_compiles() {
     let device = Device::simulated(GpuArch::Sm80);
     let (x, mut y) = (Buffer::from_slice(&device, &[0.0f32; 128]).unwrap(), Buffer::poisoned(&device, 128).unwrap());
     let error = LoadsByAssembly { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
-    assert!(error.contains("cannot prove before the launch that the access"), "{error}");
+    assert!(error.contains("cannot prove before the launch that this access"), "{error}");
 }
 
 /// The last element of x and its first one above a half; of no elements, none is loaded.

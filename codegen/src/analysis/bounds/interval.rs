@@ -177,7 +177,14 @@ impl Interval {
             BinaryOp::Rem => a.remainder(b),
             BinaryOp::Min => a.bounded(b, |a, b| Interval { low: a.low.min(b.low), high: a.high.min(b.high) }),
             BinaryOp::Max => a.bounded(b, |a, b| Interval { low: a.low.max(b.low), high: a.high.max(b.high) }),
-            BinaryOp::And => natural(|a, b| Interval { low: 0, high: a.high.min(b.high) }),
+            // Some bits of the operand that is not negative.
+            BinaryOp::And if a.is_empty() || b.is_empty() => Interval::EMPTY,
+            BinaryOp::And => match (a.low >= 0, b.low >= 0) {
+                (true, true) => Interval { low: 0, high: a.high.min(b.high) },
+                (true, false) => Interval { low: 0, high: a.high },
+                (false, true) => Interval { low: 0, high: b.high },
+                (false, false) => Interval::ANY,
+            },
             BinaryOp::Or | BinaryOp::Xor => natural(|a, b| Interval { low: 0, high: ones_above(a.high.max(b.high)) }),
             BinaryOp::Shl if b == Interval::point(b.low) && (0..63).contains(&b.low) => {
                 a.times(Interval::point(1 << b.low))

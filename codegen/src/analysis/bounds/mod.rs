@@ -194,6 +194,8 @@ pub struct OutOfBounds {
     pub elements: u64,
     /// Offset of the farthest element; `None` if it depends on more than arguments and grid.
     pub farthest_element: Option<i128>,
+    /// Whether its lower and its upper end are outside, and depend on more than arguments and grid.
+    pub unbounded: [bool; 2],
     pub loc: Loc,
 }
 
@@ -289,15 +291,17 @@ impl Formulas {
     fn explain(&self, values: &[Interval], violation: AccessViolation<'_>) -> OutOfBounds {
         let AccessViolation { access, elements, available } = violation;
         let opaque = self.opaque_ends(values);
-        let (end, farthest) = if elements.low < 0 { (LOW, elements.low) } else { (HIGH, elements.high) };
         let plain = values[access.elements as usize];
-        let by_sum = farthest != [plain.low, plain.high][end];
-        let unknown = match access.sum.as_ref().filter(|_| by_sum) {
-            Some(sum) => sum.inputs().any(|id| opaque[id as usize].contains(&true)),
-            None => opaque[access.elements as usize][end],
+        let unknown = |end: usize| match access.sum.as_ref() {
+            Some(sum) if [elements.low, elements.high][end] != [plain.low, plain.high][end] => {
+                sum.inputs().any(|id| opaque[id as usize].contains(&true))
+            }
+            _ => opaque[access.elements as usize][end],
         };
-        let farthest_element = (access.arg.is_some() && !unknown).then_some(farthest);
-        OutOfBounds { arg: access.arg, elements: available, farthest_element, loc: access.loc.clone() }
+        let (end, farthest) = if elements.low < 0 { (LOW, elements.low) } else { (HIGH, elements.high) };
+        let farthest_element = (access.arg.is_some() && !unknown(end)).then_some(farthest);
+        let unbounded = [elements.low < 0 && unknown(LOW), elements.high >= i128::from(available) && unknown(HIGH)];
+        OutOfBounds { arg: access.arg, elements: available, farthest_element, unbounded, loc: access.loc.clone() }
     }
 
     /// By node, whether its lower and its upper end depend on an opaque or wrapped value.
