@@ -33,6 +33,8 @@ constexpr_enum! {
         Config(m_tile = 64..=256, n_tile = 64..=256, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128..=256, k_tile = 128, num_warps = 8, num_stages = 3..=4, warp_specialize = true, persistent = true),
         Config(m_tile = 128, n_tile = [128, 160, 176], k_tile = 128, num_warps = 4, num_stages = 4, warp_specialize = true, persistent = true, replicas = 2),
+        Config(m_tile = 64, n_tile = [16, 32], k_tile = 128..=512, num_warps = 4, num_stages = [4, 8], warp_specialize = true),
+        Config(m_tile = 128, n_tile = [16, 32], k_tile = 128..=256, num_warps = 8, num_stages = [4, 5], warp_specialize = true),
         Config(m_tile = 16..=128, n_tile = 64..=128, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4),
     ],
     keep = keep,
@@ -236,7 +238,9 @@ fn keep(problem: &Problem, config: &Config) -> bool {
         // A consumer warpgroup has the 64 rows of a `wgmma`, or more.
         Some(true) => {
             let most = if config.get::<usize>("replicas") == Some(2) { 176 } else { 128 };
-            arch >= GpuArch::Sm90a && m_tile >= 16 * warps && (64..=most).contains(&sums_per_thread)
+            // Narrow tiles are for few rows or columns.
+            let least = if n_tile < 64 { 8 } else { 64 };
+            arch >= GpuArch::Sm90a && m_tile >= 16 * warps && (least..=most).contains(&sums_per_thread)
         }
         _ => (8..=64).contains(&sums_per_thread) && (warps == 4 || m_tile == 128),
     }
