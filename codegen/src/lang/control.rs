@@ -7,7 +7,7 @@ use super::dtype::Int;
 use super::handle::{Data, Ptr, Scalar, Tile, describe};
 use super::index::{Extent, Unset};
 use super::memory::check_writable;
-use super::operand::{ArmLiteral, IntLit, Operand, broadcast, common_shape, expect_scalar, materialize};
+use super::operand::{ArmLiteral, IntLit, LikeArm, Operand, broadcast, common_shape, expect_scalar, materialize};
 use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, shape, ty, yield_in};
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Func, Loc, Op, Type, Value};
@@ -529,58 +529,10 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
     #[track_caller]
     fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
         let loc = here();
-        if in_combine() {
-            return select_both(self, &loc, names, then, otherwise);
-        }
-        let (first, a) = region(&[], |_| then().into_handle());
-        let (second, b) = region(&[], |_| otherwise().into_handle());
-        let (mut va, mut vb) = (Vec::new(), Vec::new());
-        A::values(&a, &mut va);
-        A::values(&b, &mut vb);
-        let types = types_of(&va);
-        let mut leaves = Vec::new();
-        A::member_names(&a, names, &mut leaves);
-        check_same(&loc, &leaves, &types, &vb, "in one branch", "in the other");
-        check_constants::<A>(&loc, names, [&a, &b], "in one branch", "in the other");
-        yield_in(first, &va);
-        yield_in(second, &vb);
-        let condition = self.value();
-        let values = emit(|builder| {
-            let id = builder.op_with_regions(Op::If, &[condition], &types, &[first, second]);
-            builder.func.op(id).results.clone()
-        });
-        A::rebuild(&a, &mut values.into_iter())
+        let first = record_arm(|| then().into_handle());
+        let second = record_arm(|| otherwise().into_handle());
+        choose_arm::<A>(self, &loc, names, [first, second])
     }
-}
-
-/// A branch inside a combining function, which has no control flow: both sides are computed, and a `select` chooses.
-#[track_caller]
-fn select_both<A: Carried, B: Carried<Handle = A::Handle>>(
-    condition: Scalar<bool>,
-    loc: &Loc,
-    names: &[&str],
-    then: impl FnOnce() -> A,
-    otherwise: impl FnOnce() -> B,
-) -> A::Handle {
-    let (a, b) = (then().into_handle(), otherwise().into_handle());
-    let (mut va, mut vb, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
-    A::values(&a, &mut va);
-    A::values(&b, &mut vb);
-    A::member_names(&a, names, &mut leaves);
-    // In the function of a `map_elementwise`, the scalars of a branch are tiles, or scalars from outside.
-    let mut conditions = Vec::new();
-    for (a, b) in va.iter_mut().zip(&mut vb) {
-        let values = [condition.value(), *a, *b];
-        let common = common_shape(&values.map(shape), "this `if`");
-        let [condition, first, second] = values.map(|v| if shape(v) == common { v } else { broadcast(v, &common) });
-        conditions.push(condition);
-        (*a, *b) = (first, second);
-    }
-    check_same(loc, &leaves, &types_of(&va), &vb, "in one branch", "in the other");
-    check_constants::<A>(loc, names, [&a, &b], "in one branch", "in the other");
-    let chosen: Vec<Value> =
-        zip(conditions, va.iter().zip(&vb)).map(|(c, (&a, &b))| emit(|builder| builder.select(c, a, b))).collect();
-    A::rebuild(&a, &mut chosen.into_iter())
 }
 
 impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Tile<bool> {
@@ -589,6 +541,57 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Tile<bool> {
     fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
         Scalar::<bool>::from_value(check_condition(self.value())).choose(names, then, otherwise)
     }
+}
+
+/// Records an arm in a block of its own, or with the ops around it in a combining function, which has no control flow.
+#[track_caller]
+fn record_arm<H>(arm: impl FnOnce() -> H) -> (Option<BlockId>, H) {
+    if in_combine() {
+        return (None, arm());
+    }
+    let (block, handle) = region(&[], |_| arm());
+    (Some(block), handle)
+}
+
+/// The values of the arm that the condition chooses.
+#[track_caller]
+fn choose_arm<A: Carried>(
+    condition: Scalar<bool>,
+    loc: &Loc,
+    names: &[&str],
+    [(first, a), (second, b)]: [(Option<BlockId>, A::Handle); 2],
+) -> A::Handle {
+    let (mut va, mut vb, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
+    A::values(&a, &mut va);
+    A::values(&b, &mut vb);
+    A::member_names(&a, names, &mut leaves);
+    let blocks = first.zip(second);
+    // In the function of a `map_elementwise`, the scalars of an arm are tiles, or scalars from outside.
+    let mut conditions = Vec::new();
+    if blocks.is_none() {
+        for (a, b) in va.iter_mut().zip(&mut vb) {
+            let values = [condition.value(), *a, *b];
+            let common = common_shape(&values.map(shape), "this `if`");
+            let [condition, first, second] = values.map(|v| if shape(v) == common { v } else { broadcast(v, &common) });
+            conditions.push(condition);
+            (*a, *b) = (first, second);
+        }
+    }
+    let types = types_of(&va);
+    check_same(loc, &leaves, &types, &vb, "in one branch", "in the other");
+    check_constants::<A>(loc, names, [&a, &b], "in one branch", "in the other");
+    let Some((first, second)) = blocks else {
+        let chosen: Vec<Value> =
+            zip(conditions, zip(va, vb)).map(|(c, (a, b))| emit(|builder| builder.select(c, a, b))).collect();
+        return A::rebuild(&a, &mut chosen.into_iter());
+    };
+    yield_in(first, &va);
+    yield_in(second, &vb);
+    let values = emit(|builder| {
+        let id = builder.op_with_regions(Op::If, &[condition.value()], &types, &[first, second]);
+        builder.func.op(id).results.clone()
+    });
+    A::rebuild(&a, &mut values.into_iter())
 }
 
 /// Conditions of an `if` with one arm that is a number literal, which takes the type of the other arm.
@@ -611,24 +614,33 @@ impl<A: ArmLiteral<L>, L> ChooseLiteral<A, L> for bool {
     }
 }
 
-macro_rules! choose_literal {
-    ($($condition:ty),*) => { $(
-        impl<A, L, O> ChooseLiteral<A, L> for $condition
-        where
-            $condition: Choose<A, L, Output = O> + Choose<L, A, Output = O>,
-        {
-            type Output = O;
-            #[track_caller]
-            fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> O {
-                match literal_first {
-                    true => self.choose(&[""], || literal, other),
-                    false => self.choose(&[""], other, || literal),
-                }
-            }
-        }
-    )* };
+impl<A: Carried, L> ChooseLiteral<A, L> for Scalar<bool>
+where
+    A::Handle: LikeArm<L>,
+{
+    type Output = A::Handle;
+    #[track_caller]
+    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> A::Handle {
+        let loc = here();
+        // A closure would lose the caller's line.
+        let literal = A::Handle::literal(literal);
+        let other = record_arm(|| other().into_handle());
+        let literal = record_arm(|| other.1.like_arm(literal));
+        let arms = if literal_first { [literal, other] } else { [other, literal] };
+        choose_arm::<A>(self, &loc, &[""], arms)
+    }
 }
-choose_literal!(Scalar<bool>, Tile<bool>);
+
+impl<A: Carried, L> ChooseLiteral<A, L> for Tile<bool>
+where
+    A::Handle: LikeArm<L>,
+{
+    type Output = A::Handle;
+    #[track_caller]
+    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> A::Handle {
+        Scalar::<bool>::from_value(check_condition(self.value())).choose_literal(literal_first, other, literal)
+    }
+}
 
 /// `if condition { other } else { literal }`, or the other way around with `literal_first`.
 #[doc(hidden)]

@@ -431,7 +431,8 @@ impl Inputs<'_> {
     /// Declares a scalar parameter. If its value is known, it is a constant in the body.
     #[track_caller]
     pub fn scalar<T: Dtype>(&self, name: &str, index: usize) -> Scalar<T> {
-        let spec = self.args.get(index).copied().unwrap_or_default();
+        // Launches pass a bool as a byte, and know the facts of integers about it.
+        let spec = self.args.get(index).filter(|_| T::dtype() != DType::Bool).copied().unwrap_or_default();
         let arg = Arg { name: name.to_string(), divisible_by: spec.divisible_by, equal_to: spec.equal_to };
         let v = add_arg(arg, Type::scalar(T::dtype()));
         match spec.equal_to {

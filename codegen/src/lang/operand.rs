@@ -5,6 +5,7 @@ use super::dtype::{Dtype, Float, Num};
 use super::handle::{Data, Scalar, Tile};
 use super::record::{constant_int, emit, error_here, fail, shape};
 use crate::ir::{DType, Literal, Type, Value};
+use crate::num;
 use std::marker::PhantomData;
 
 /// An integer literal in kernel source: takes the type of the other operand.
@@ -225,6 +226,13 @@ pub fn literal_for<T: AssignLiteral<L>, L>(_variable: &T, literal: L) -> T {
     T::from_literal(literal)
 }
 
+/// A literal that is the result of a function.
+#[doc(hidden)]
+#[track_caller]
+pub fn literal_of<T: AssignLiteral<L>, L>(literal: L) -> T {
+    T::from_literal(literal)
+}
+
 /// The value of an arm that is a literal, where the other arm has this type.
 #[diagnostic::on_unimplemented(
     message = "one arm of this `if` is a number literal, the other one is a `{Self}`",
@@ -245,6 +253,37 @@ impl<L, T: AssignLiteral<L>> ArmLiteral<L> for T {
     }
 }
 
+/// What a run-time `if` yields, where its other arm is a number literal: a tile of that number, or a scalar.
+#[diagnostic::on_unimplemented(
+    message = "one arm of this `if` is a number literal, the other one is a `{Self}`",
+    label = "expected a number, or a tile of numbers; `0.0` needs a float type"
+)]
+pub trait LikeArm<L>: Sized {
+    /// The literal in the type of the other arm.
+    #[doc(hidden)]
+    #[track_caller]
+    fn literal(literal: L) -> Literal;
+    /// The literal with the type and shape of the other arm.
+    #[doc(hidden)]
+    fn like_arm(&self, literal: Literal) -> Self;
+}
+
+macro_rules! like_arms {
+    ($($handle:ident),*) => { $(
+        impl<T: Dtype, L: HostNum<T>> LikeArm<L> for $handle<T> {
+            #[track_caller]
+            fn literal(number: L) -> Literal {
+                literal(number.number(), T::dtype())
+            }
+            fn like_arm(&self, literal: Literal) -> Self {
+                let ty = Type::tensor(&shape(self.value()), T::dtype());
+                Self::from_value(emit(|b| b.constant(literal, ty)))
+            }
+        }
+    )* };
+}
+like_arms!(Tile, Scalar);
+
 /// Values that can be assigned to a variable of type `Variable`: those of the same type.
 #[diagnostic::on_unimplemented(
     message = "cannot assign a `{Self}` to a variable of type `{Variable}`",
@@ -256,6 +295,7 @@ impl<L, T: AssignLiteral<L>> ArmLiteral<L> for T {
 )]
 pub trait AssignableTo<Variable> {
     #[doc(hidden)]
+    #[track_caller]
     fn into_assigned(self) -> Variable;
 }
 
@@ -265,6 +305,24 @@ impl<X> AssignableTo<X> for X {
     }
 }
 
+/// A Rust number assigned to a scalar.
+macro_rules! assigned_numbers {
+    ($($ty:ty),*) => { $(
+        // Keeps the list of number types out of messages.
+        #[diagnostic::do_not_recommend]
+        impl<T: Dtype> AssignableTo<Scalar<T>> for $ty
+        where
+            $ty: HostNum<T>,
+        {
+            #[track_caller]
+            fn into_assigned(self) -> Scalar<T> {
+                Scalar::from_value(constant(self.number(), T::dtype(), &[]))
+            }
+        }
+    )* };
+}
+assigned_numbers!(bool, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64);
+
 /// The type of a variable, without borrowing it.
 #[doc(hidden)]
 pub fn type_of<X>(_variable: &X) -> PhantomData<X> {
@@ -273,6 +331,7 @@ pub fn type_of<X>(_variable: &X) -> PhantomData<X> {
 
 /// The right side of `variable = value`.
 #[doc(hidden)]
+#[track_caller]
 pub fn assigned<X, V: AssignableTo<X>>(_variable: PhantomData<X>, value: V) -> X {
     value.into_assigned()
 }
@@ -283,10 +342,10 @@ fn int_range(dtype: DType) -> (i128, i128) {
     if dtype.is_signed_int() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// A constant of the given element type and shape. Fails with a message if an integer is out of range.
+/// The number in an element type. Fails with a message if it is out of range.
 #[track_caller]
-pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
-    let literal = match (number, dtype) {
+fn literal(number: Number, dtype: DType) -> Literal {
+    match (number, dtype) {
         (Number::Int(n), d) if d.is_int() => {
             let (low, high) = int_range(d);
             if n < low || n > high {
@@ -299,10 +358,26 @@ pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
             Literal::Int(n as i64)
         }
         (Number::Int(n), DType::Bool) => Literal::Bool(n != 0),
-        (Number::Int(n), _) => Literal::Float(n as f64),
-        (Number::Float(x), _) => Literal::Float(x),
+        (Number::Int(n), _) => float_literal(n as f64, dtype),
+        (Number::Float(x), _) => float_literal(x, dtype),
         (Number::Bool(x), _) => Literal::Bool(x),
-    };
+    }
+}
+
+#[track_caller]
+fn float_literal(x: f64, dtype: DType) -> Literal {
+    if x.is_finite() && num::decode(dtype, num::encode(dtype, x)).is_infinite() {
+        fail(error_here(format!("{x:e} does not fit into {dtype}")).label("would be infinite").help(
+            "write infinity as `f32::INFINITY`, or convert the other side to a wider type, as in `.to::<f32>()`",
+        ));
+    }
+    Literal::Float(x)
+}
+
+/// A constant of the given element type and shape. Fails with a message if a number is out of range.
+#[track_caller]
+pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
+    let literal = literal(number, dtype);
     emit(|b| b.constant(literal, Type::tensor(shape, dtype)))
 }
 

@@ -202,6 +202,82 @@ impl CombineRegion {
     }
 }
 
+/// A function with a name that combines two elements, in the forms that a closure does not have: parameters may be tiles
+/// of one element, and for several tiles Triton's order, `fn(a0, a1, b0, b1)`. `Form` is its signature.
+#[diagnostic::on_unimplemented(
+    message = "this function cannot combine two elements of a tile",
+    label = "has other parameters",
+    note = "for a tile of `T`, it is an `fn(Scalar<T>, Scalar<T>) -> Scalar<T>`; for two tiles, one of \
+            `fn((Scalar<T>, Scalar<U>), (Scalar<T>, Scalar<U>)) -> (Scalar<T>, Scalar<U>)` and \
+            `fn(Scalar<T>, Scalar<U>, Scalar<T>, Scalar<U>) -> (Scalar<T>, Scalar<U>)`"
+)]
+pub trait CombineFunction<E, Form> {
+    #[doc(hidden)]
+    #[track_caller]
+    fn call(self, left: E, right: E) -> E;
+}
+
+/// Parameters and results of a [`CombineFunction`] for elements of type `E`.
+#[diagnostic::on_unimplemented(
+    message = "this function combines `{Self}`, the elements are of type `{E}`",
+    label = "another type of element"
+)]
+pub trait CombineValue<E> {
+    #[doc(hidden)]
+    fn of(element: E) -> Self;
+    #[doc(hidden)]
+    fn element(self) -> E;
+}
+
+impl<E> CombineValue<E> for E {
+    fn of(element: E) -> E {
+        element
+    }
+    fn element(self) -> E {
+        self
+    }
+}
+
+impl<T: Dtype> CombineValue<Scalar<T>> for Tile<T> {
+    fn of(element: Scalar<T>) -> Tile<T> {
+        Tile::from_value(element.value())
+    }
+    fn element(self) -> Scalar<T> {
+        self.scalar()
+    }
+}
+
+impl<E, P: CombineValue<E>, O: CombineValue<E>, F: FnOnce(P, P) -> O> CombineFunction<E, (P, O)> for F {
+    #[track_caller]
+    fn call(self, left: E, right: E) -> E {
+        self(P::of(left), P::of(right)).element()
+    }
+}
+
+macro_rules! flat_combine {
+    ($($E:ident $P:ident $O:ident $i:tt),*) => {
+        impl<$($E, $P: CombineValue<$E>, $O: CombineValue<$E>,)* F> CombineFunction<($($E,)*), ($($P,)* ($($O,)*))> for F
+        where
+            F: FnOnce($($P,)* $($P,)*) -> ($($O,)*),
+        {
+            #[track_caller]
+            fn call(self, left: ($($E,)*), right: ($($E,)*)) -> ($($E,)*) {
+                let result = self($($P::of(left.$i),)* $($P::of(right.$i),)*);
+                ($(result.$i.element(),)*)
+            }
+        }
+    };
+}
+flat_combine!(E P O 0, E2 P2 O2 1);
+flat_combine!(E P O 0, E2 P2 O2 1, E3 P3 O3 2);
+flat_combine!(E P O 0, E2 P2 O2 1, E3 P3 O3 2, E4 P4 O4 3);
+
+/// The closure for a function by its name.
+#[doc(hidden)]
+pub fn combine_function<E, Form, F: CombineFunction<E, Form>>(function: F) -> impl FnOnce(E, E) -> E {
+    move |left, right| function.call(left, right)
+}
+
 /// Reduces along one dimension.
 #[track_caller]
 fn reduce_axis(tiles: &[Value], axis: usize, region: crate::ir::BlockId) -> Vec<Value> {

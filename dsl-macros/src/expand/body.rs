@@ -17,6 +17,8 @@ use syn::{
 #[derive(Default)]
 pub struct Body {
     pub errors: Vec<Error>,
+    /// The result type of a device function, where it is a scalar.
+    pub scalar_result: Option<Type>,
     /// Names bound by the function's patterns: a local variable `tl` is not Triton's module.
     bound: HashSet<String>,
 }
@@ -26,10 +28,16 @@ pub fn hygienic(name: &str) -> Ident {
     Ident::new(name, Span::mixed_site())
 }
 
+/// A name for an operand of a call, all of which is at `span`: rustc then reports a type error once, there. With mixed-site
+/// hygiene, it would report it at the attribute too.
+pub fn operand_name(name: &str, span: Span) -> Ident {
+    format_ident!("__tilewright_{name}", span = span)
+}
+
 impl Body {
     /// A rewriter for the body of this function.
     pub fn of(f: &ItemFn) -> Body {
-        Body { errors: Vec::new(), bound: triton::bound(&f.block, f.sig.inputs.iter().cloned()) }
+        Body { bound: triton::bound(&f.block, f.sig.inputs.iter().cloned()), ..Body::default() }
     }
 
     /// The module name, such as `tl`, that an expression starts with.
@@ -58,6 +66,11 @@ impl Body {
                 let before = self.statements(before);
                 let last = self.tail_if(branch);
                 quote!(#before #last)
+            }
+            Some((Stmt::Expr(last, None), before)) if literal::kind(last).is_some() && self.scalar_result.is_some() => {
+                let (before, value, ty) = (self.statements(before), self.operand(last), &self.scalar_result);
+                let lang = lang(last.span());
+                quote_spanned!(last.span()=> #before #lang::operand::literal_of::<#ty, _>(#value))
             }
             Some((Stmt::Expr(last, None), before)) if !matches!(last, Expr::ForLoop(_) | Expr::While(_)) => {
                 let before = self.statements(before);
@@ -315,8 +328,7 @@ impl Body {
         };
         let span = token.span;
         let lang = lang(span);
-        // A name with the span of `as`, so that rustc points there if the value is not a number.
-        let name = Ident::new("value", Span::mixed_site().located_at(span));
+        let name = operand_name("value", span);
         quote_spanned!(span=> ({ let #name = #value; #lang::operand::rust_number::<#to, _>(#name) } #token #ty))
     }
 
@@ -426,15 +438,22 @@ impl Body {
             BinOp::Or(_) => return quote_spanned!(span=> #lang::compare::or(#left, || #right)),
             _ => return self.reject(span, "this operator cannot be translated"),
         };
-        // Calls the trait's function directly: rustc then reports a type error once, without the bounds of a wrapper.
         let op = format_ident!("{name}", span = span);
-        quote_spanned!(span=> #lang::arith::Combine::combine(#left, #right, #lang::arith::BinaryOp::#op))
+        let [first, second] = ["left", "right"].map(|name| operand_name(name, span));
+        quote_spanned! {span=> {
+            let (#first, #second) = (#left, #right);
+            #lang::arith::Combine::combine(#first, #second, #lang::arith::BinaryOp::#op)
+        }}
     }
 
     fn comparison(&mut self, name: &str, span: Span, left: TokenStream, right: TokenStream) -> TokenStream {
         let lang = lang(span);
         let function = format_ident!("{name}", span = span);
-        quote_spanned!(span=> #lang::compare::#function(#left, #right))
+        let [first, second] = ["left", "right"].map(|name| operand_name(name, span));
+        quote_spanned! {span=> {
+            let (#first, #second) = (#left, #right);
+            #lang::compare::#function(#first, #second)
+        }}
     }
 
     fn closure(&mut self, closure: &ExprClosure) -> TokenStream {
@@ -452,7 +471,9 @@ impl Body {
         let (output, capture) = (&closure.output, &closure.capture);
         let body = match &*closure.body {
             Expr::Block(block) => {
+                let outer = self.scalar_result.take();
                 let inner = self.tail(&block.block.stmts);
+                self.scalar_result = outer;
                 quote!({ #inner })
             }
             other => self.expr(other),

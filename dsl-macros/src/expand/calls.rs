@@ -218,6 +218,11 @@ impl Body {
         let lang = lang(span);
         match kind {
             Kind::Plain | Kind::Rest => self.expr(value),
+            Kind::Combine if matches!(value, Expr::Closure(_)) => self.expr(value),
+            Kind::Combine => {
+                let function = self.expr(value);
+                quote_spanned!(span=> #lang::reduce::combine_function(#function))
+            }
             Kind::Operand => self.operand(value),
             Kind::Indices => self.list(value, quote_spanned!(span=> #lang::index::index), "index_list"),
             Kind::Extents => self.list(value, quote_spanned!(span=> #lang::index::extent), "extent_list"),

@@ -1,6 +1,6 @@
 //! Expands loops and branches: the variables that they assign become loop-carried values and results.
 
-use super::body::{Body, hygienic};
+use super::body::{Body, hygienic, operand_name};
 use super::lang;
 use crate::parse::assigned::{assigned_in, assigned_in_expr, bound_names, pattern};
 use crate::parse::literal;
@@ -40,18 +40,18 @@ impl Body {
         match expr {
             Expr::If(e) => {
                 let call = self.branch(e, result);
-                quote!(let (#bind #(mut #vars,)*) = #call;)
+                redeclare(&bind, &vars, &call)
             }
             Expr::Block(e) => {
                 if let Some(label) = &e.label {
                     return self.reject(label.span(), "labels cannot be translated: kernels have no `break`");
                 }
                 let inner = self.yielding(&e.block, result);
-                quote!(let (#bind #(mut #vars,)*) = { #inner };)
+                redeclare(&bind, &vars, &quote!({ #inner }))
             }
             Expr::Match(e) => {
                 let inner = self.match_arms(e, result);
-                quote!(let (#bind #(mut #vars,)*) = #inner;)
+                redeclare(&bind, &vars, &inner)
             }
             Expr::ForLoop(e) => self.for_loop(e),
             Expr::While(e) => self.while_loop(e),
@@ -106,7 +106,7 @@ impl Body {
     /// branches do not see each other's assignments.
     fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
         let vars = result.vars;
-        let copies = if vars.is_empty() { quote!() } else { quote!(let (#(mut #vars,)*) = (#(#vars,)*);) };
+        let copies = copies(vars);
         if !result.value {
             let (inner, ends) = self.unit_statements(&block.stmts, vars);
             return quote!(#copies #inner (#(#ends,)*));
@@ -182,14 +182,15 @@ impl Body {
             Some((_, otherwise)) => self.value_of(&else_block(otherwise)),
             None => quote!(),
         };
-        let literal =
-            |block: &Block| matches!(&block.stmts[..], [Stmt::Expr(last, None)] if literal::kind(last).is_some());
-        if let Some((_, other)) = &e.else_branch
-            && literal(&e.then_branch) != literal(&else_block(other))
-        {
-            let (lang, first) = (lang(e.if_token.span()), literal(&e.then_branch));
+        if let Some(first) = literal_arm(e) {
             let (arm, number) = if first { (&otherwise, &then) } else { (&then, &otherwise) };
-            return quote_spanned!(e.if_token.span()=> #lang::control::branch_literal(#condition, #first, || { #arm }, #number));
+            let span = e.if_token.span();
+            let arms = quote!(#first, || { #arm }, #number);
+            return with_condition(
+                span,
+                &condition,
+                |lang, condition| quote_spanned!(span=> #lang::control::branch_literal(#condition, #arms)),
+            );
         }
         call_branch(e.if_token.span(), &condition, &[String::new()], &then, &otherwise)
     }
@@ -198,7 +199,11 @@ impl Body {
     pub fn tail_if(&mut self, e: &ExprIf) -> TokenStream {
         let condition = self.condition(&e.cond);
         let vars = assigned_in_expr(&Expr::If(e.clone()));
-        let copies = if vars.is_empty() { quote!() } else { quote!(let (#(mut #vars,)*) = (#(#vars,)*);) };
+        // With a scalar as the function's result, `tail` gives literals its type.
+        if vars.is_empty() && self.scalar_result.is_none() && literal_arm(e).is_some() {
+            return self.branch_value(e);
+        }
+        let copies = copies(&vars);
         let then = self.tail(&e.then_branch.stmts);
         let otherwise = match &e.else_branch {
             Some((_, otherwise)) => self.tail(&else_block(otherwise).stmts),
@@ -274,12 +279,13 @@ impl Body {
                 let names = vars.iter().map(Ident::to_string);
                 let span = e.for_token.span();
                 let lang = lang(span);
-                quote_spanned! {span=>
-                    let (#(mut #vars,)*) = #lang::control::for_range(
+                let call = quote_spanned! {span=>
+                    #lang::control::for_range(
                         #range, (#(#vars,)*), &[#(#names),*],
                         |#pat, (#(mut #vars,)*)| { #inner (#(#ends,)*) },
-                    );
-                }
+                    )
+                };
+                redeclare(&None, &vars, &call)
             }
             Some("static_range") => {
                 let range = self.expr(&e.expr);
@@ -321,13 +327,33 @@ impl Body {
         let names = vars.iter().map(Ident::to_string);
         let span = e.while_token.span();
         let lang = lang(span);
-        quote_spanned! {span=>
-            let (#(mut #vars,)*) = #lang::control::while_loop(
+        let call = quote_spanned! {span=>
+            #lang::control::while_loop(
                 (#(#vars,)*), &[#(#names),*],
-                |(#(#vars,)*)| #condition,
+                |#[allow(unused_variables)] (#(#vars,)*)| #condition,
                 |(#(mut #vars,)*)| { #inner (#(#ends,)*) },
-            );
-        }
+            )
+        };
+        redeclare(&None, &vars, &call)
+    }
+}
+
+/// Copies of variables, which a branch may assign.
+fn copies(vars: &[Ident]) -> TokenStream {
+    match vars {
+        [] => quote!(),
+        _ => quote!(#[allow(unused_variables)] let (#(mut #vars,)*) = (#(#vars,)*);),
+    }
+}
+
+/// Declares the assigned variables again, with their new values, after the value that `bind` names. They may not be used again,
+/// which is no reason for a warning.
+fn redeclare(bind: &Option<TokenStream>, vars: &[Ident], values: &TokenStream) -> TokenStream {
+    let results = hygienic("results");
+    quote! {
+        let #results = #values;
+        #[allow(unused_variables)]
+        let (#bind #(mut #vars,)*) = #results;
     }
 }
 
@@ -338,8 +364,26 @@ fn call_branch(
     then: &TokenStream,
     otherwise: &TokenStream,
 ) -> TokenStream {
-    let lang = lang(span);
-    quote_spanned!(span=> #lang::control::branch(#condition, &[#(#names),*], || { #then }, || { #otherwise }))
+    let arms = quote!(&[#(#names),*], || { #then }, || { #otherwise });
+    with_condition(span, condition, |lang, condition| quote_spanned!(span=> #lang::control::branch(#condition, #arms)))
+}
+
+/// A call that gets a name for the condition.
+fn with_condition(
+    span: Span,
+    condition: &TokenStream,
+    call: impl FnOnce(&TokenStream, &Ident) -> TokenStream,
+) -> TokenStream {
+    let name = operand_name("condition", span);
+    let call = call(&lang(span), &name);
+    quote_spanned!(span=> { let #name = #condition; #call })
+}
+
+/// Whether the first arm is a number literal, where one of two is.
+fn literal_arm(e: &ExprIf) -> Option<bool> {
+    let literal = |block: &Block| matches!(&block.stmts[..], [Stmt::Expr(last, None)] if literal::kind(last).is_some());
+    let first = literal(&e.then_branch);
+    (first != literal(&else_block(&e.else_branch.as_ref()?.1))).then_some(first)
 }
 
 /// The block after `else`.

@@ -4,11 +4,22 @@ use super::body::Body;
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote};
 use syn::spanned::Spanned;
-use syn::{Error, FnArg, PatType, PathArguments, Type};
+use syn::{Error, FnArg, PatType, PathArguments, ReturnType, Type};
 
 /// `In<T>`, `Out<T>` and `InOut<T>` are parameters of kernels: a device function gets what they are in a body.
-fn reject_kernel_parameter(body: &mut Body, input: &FnArg) {
-    let FnArg::Typed(PatType { ty, .. }) = input else { return };
+fn reject_kernel_parameter(body: &mut Body, input: &mut FnArg) {
+    let FnArg::Typed(PatType { ty, attrs, .. }) = input else { return };
+    // The others stay: of an unknown one, rustc would report a second error.
+    let (ours, others) = std::mem::take(attrs)
+        .into_iter()
+        .partition(|attr| ["constexpr", "no_specialize"].iter().any(|name| attr.path().is_ident(name)));
+    *attrs = others;
+    let ours: Vec<syn::Attribute> = ours;
+    for attr in &ours {
+        let message = "this is for parameters of kernels: a device function gets a value that is known at specialization as Rust's own \
+                       type, such as `usize` or `bool`";
+        body.errors.push(Error::new(attr.span(), message));
+    }
     let Type::Path(path) = &**ty else { return };
     let Some(last) = path.path.segments.last() else { return };
     if ["In", "Out", "InOut"].iter().any(|name| last.ident == name) {
@@ -24,6 +35,10 @@ fn reject_kernel_parameter(body: &mut Body, input: &FnArg) {
     }
 }
 
+fn is_scalar(ty: &Type) -> bool {
+    matches!(ty, Type::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == "Scalar"))
+}
+
 pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let (f, syntax) = crate::parse::item::parse(item);
     let Some(mut f) = f else {
@@ -37,7 +52,11 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     if let Some(token) = &f.sig.asyncness {
         body.errors.push(Error::new(token.span(), "a device function cannot be `async`"));
     }
-    f.sig.inputs.iter().for_each(|input| reject_kernel_parameter(&mut body, input));
+    f.sig.inputs.iter_mut().for_each(|input| reject_kernel_parameter(&mut body, input));
+    body.scalar_result = match &f.sig.output {
+        ReturnType::Type(_, ty) if is_scalar(ty) => Some((**ty).clone()),
+        _ => None,
+    };
     let inner = body.function(&f.block);
     let errors: Vec<TokenStream> = body.errors.into_iter().map(Error::into_compile_error).collect();
     if errors.is_empty() {
@@ -46,7 +65,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
             Err(e) => return e.into_compile_error(),
         };
         f.attrs.push(syn::parse_quote!(#[allow(
-            unused_mut, unused_variables, unused_assignments, unused_parens, clippy::all
+            unused_mut, unused_assignments, unused_parens, clippy::all
         )]));
         f.into_token_stream()
     } else {

@@ -238,9 +238,9 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
     let turbofish = if signature.generics.is_empty() { quote!() } else { quote!(::<#(#placeholders),*>) };
     quote! {
         #[allow(
-            unused_mut, unused_variables, unused_assignments, unused_parens, non_snake_case, clippy::all
+            unused_mut, unused_assignments, unused_parens, non_snake_case, clippy::all
         )]
-        fn #name #generics (#(#inputs: #types),*) { #body }
+        fn #name #generics (#(#[allow(unused_variables)] #inputs: #types),*) { #body }
         #(#declarations)*
         #name #turbofish (#(#args),*)
     }

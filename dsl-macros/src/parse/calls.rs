@@ -19,6 +19,8 @@ pub enum Kind {
     Axis,
     /// A number of elements, as a type.
     Pack,
+    /// A closure of two elements, or the name of a function.
+    Combine,
     /// One of a set of keywords.
     Word(&'static EnumWords),
     /// All remaining arguments, as a tuple.
@@ -205,11 +207,11 @@ functions! {
     argmin(x: Plain, axis: Axis, keep_dims: Plain = False);
     max_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
     min_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
-    reduce(x: Plain, axis: Axis = Unset, combine: Plain, keep_dims: Plain = False);
+    reduce(x: Plain, axis: Axis = Unset, combine: Combine, keep_dims: Plain = False);
     map_elementwise(x: Plain, function: Plain, pack: Pack = Pack);
     cumsum(x: Plain, axis: Axis = Zero, reverse: Plain = False);
     cumprod(x: Plain, axis: Axis = Zero, reverse: Plain = False);
-    associative_scan(x: Plain, axis: Axis, combine: Plain, reverse: Plain = False);
+    associative_scan(x: Plain, axis: Axis, combine: Combine, reverse: Plain = False);
     philox(seed: Operand, c0: Plain, c1: Operand, c2: Operand, c3: Operand, n_rounds: Plain = Ten);
     rand(seed: Operand, offset: Plain, n_rounds: Plain = Ten);
     rand4x(seed: Operand, offset: Plain, n_rounds: Plain = Ten);

@@ -207,3 +207,26 @@ fn texts_are_constants() {
         assert!(error.contains("assert"), "{error}");
     }
 }
+
+#[kernel]
+fn chosen_by_flag(x: In<f32>, y: Out<f32>, flag: bool, #[no_specialize] other: bool) {
+    let i = arange(0, 16);
+    let v = load(x + i);
+    let chosen = if flag { v } else { 2.0 };
+    store(y + i, where_(other, chosen, chosen + 1.0));
+}
+
+#[test]
+fn bools_are_parameters() {
+    let x: Vec<f32> = (0..16).map(|n| n as f32).collect();
+    for device in devices() {
+        for (flag, other) in [(false, false), (false, true), (true, false), (true, true)] {
+            let at = Buffer::from_slice(&device, &x).unwrap();
+            let mut y = Buffer::<f32>::poisoned(&device, 16).unwrap();
+            ChosenByFlag { x: &at, y: &mut y, flag, other }.launch(&device, 1).unwrap();
+            let want: Vec<f32> =
+                x.iter().map(|&x| if flag { x } else { 2.0 } + if other { 0.0 } else { 1.0 }).collect();
+            assert_eq!(y.to_vec().unwrap(), want, "{device}, {flag} {other}");
+        }
+    }
+}

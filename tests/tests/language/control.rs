@@ -436,7 +436,59 @@ fn pointers_and_views_are_carried() {
     assert_eq!(ran.f32(1), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 1.0]);
 }
 
-/// Literal arms take the type of the other arm, whether the condition is known at specialization or not.
+/// The place of the first element above 5, by a flag, and numbers that are assigned to scalars.
+#[kernel]
+fn first_above(x: In<f32>, out: Out<f32>, n: i32) {
+    let mut done = false;
+    let mut j = 0;
+    let mut least = scalar::<f32>(0.0);
+    while !done && j < n {
+        if load(x + j, mask = j < n, other = 0.0) > 5.0 {
+            done = true;
+            least = f32::NEG_INFINITY;
+        } else {
+            j += 1;
+        }
+    }
+    store(out, j.to::<f32>());
+    store(out + 1, least);
+}
+
+#[test]
+fn flags_and_numbers_are_assigned() {
+    let x = [1.0, 7.0, 9.0];
+    for (n, want) in [(3, [1.0, f32::NEG_INFINITY]), (1, [1.0, 0.0])] {
+        assert_eq!(run(&FIRST_ABOVE, &vec![], &[Arg::F32(&x), Arg::OutF32(2), Arg::Int(n)], 1).f32(1), want);
+    }
+}
+
+#[device_fn]
+fn sign<T: Num>(n: Scalar<i32>) -> Scalar<T> {
+    if n < 0 {
+        return -1;
+    }
+    if n > 0 { 1 } else { 0 }
+}
+
+#[device_fn]
+fn half() -> Scalar<f32> {
+    0.5
+}
+
+#[device_fn]
+fn kept_or_zero(x: Scalar<f32>, keep: bool) -> Scalar<f32> {
+    if keep { x } else { 0.0 }
+}
+
+#[device_fn]
+fn below_or_one(x: Tile<f32>, n: Scalar<i32>) -> Tile<f32> {
+    if n > 3 {
+        return 1.0;
+    }
+    x * 2.0
+}
+
+/// Literal arms take the type of the other arm, and its shape with a run-time condition, whether the condition is known at specialization or not.
 #[kernel]
 fn literal_arms(out: Out<f32>, n: i32, #[constexpr] flag: bool, #[constexpr] width: usize) {
     let chosen = if flag { n.to::<f32>() } else { 2.5 };
@@ -450,15 +502,25 @@ fn literal_arms(out: Out<f32>, n: i32, #[constexpr] flag: bool, #[constexpr] wid
     store(out + 3, same);
     let other = if v.shape() != [8, 1] { 1.5 } else { chosen };
     store(out + 4, other);
+    store(out + 5, kept_or_zero(chosen, flag));
+    let pair = arange(0, 2).to::<f32>();
+    let tile = if n > 3 { pair + 1.0 } else { -4.0 };
+    store(out + 6 + arange(0, 2), tile);
+    store(out + 8 + arange(0, 2), below_or_one(pair, n));
+    store(out + 10, sign::<f32>(n - 5) + half() + sign::<i32>(n - 3).to::<f32>());
 }
 
 #[test]
 fn literal_arms_take_the_type_of_the_other_arm() {
     for (flag, n) in [(true, 5), (false, 5), (true, 1)] {
         let consts = vec![("flag", ConstValue::Bool(flag)), ("width", ConstValue::Int(8))];
-        let got = run(&LITERAL_ARMS, &consts, &[Arg::OutF32(5), Arg::Int(n)], 1).f32(0);
+        let got = run(&LITERAL_ARMS, &consts, &[Arg::OutF32(11), Arg::Int(n)], 1).f32(0);
         let chosen = if flag { n as f32 } else { 2.5 };
         let above = if n > 3 { 7.0 } else { chosen };
-        assert_eq!(got, [chosen, if flag { 4.0 } else { 8.0 }, above, chosen, 1.5]);
+        let kept = if flag { chosen } else { 0.0 };
+        let tiles = if n > 3 { [1.0, 2.0, 1.0, 1.0] } else { [-4.0, -4.0, 0.0, 2.0] };
+        assert_eq!(got[..6], [chosen, if flag { 4.0 } else { 8.0 }, above, chosen, 1.5, kept]);
+        assert_eq!(got[6..10], tiles);
+        assert_eq!(got[10], ((n - 5).signum() + (n - 3).signum()) as f32 + 0.5);
     }
 }

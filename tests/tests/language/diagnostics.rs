@@ -90,7 +90,7 @@ fn begins_below_zero(out: Out<i32>) {
 #[kernel]
 fn loop_changes_shape(x: In<f32>, out: Out<f32>) {
     let mut acc = zeros::<f32>([64]);
-    for i in range(0, 10) {
+    for _ in range(0, 10) {
         acc = acc.expand_dims(1) + zeros::<f32>([64, 64]);
     }
     store(out, sum(acc));
@@ -252,6 +252,17 @@ fn scaled_accumulator(x: In<u8>, out: Out<f32>) {
 }
 
 #[kernel]
+fn a_float_too_large(x: In<f16>, out: Out<f16>) {
+    store(out, load(x) * 100000.0);
+}
+
+#[kernel]
+fn an_arm_too_large(x: In<i8>, out: Out<i8>) {
+    let v = load(x);
+    store(out, if v > 3 { v } else { 300 });
+}
+
+#[kernel]
 fn more_products_than_k(out: Out<f32>) {
     let (a, b) = (zeros::<F8E5M2>([64, 64]), zeros::<F8E5M2>([64, 64]));
     store(out, sum(dot(a, b, max_num_imprecise_acc = 128)));
@@ -298,6 +309,8 @@ fn mistakes_name_the_line() {
         &MASK_ON_A_BLOCK,
         &A_FAILED_STATIC_ASSERT,
         &A_NUMBER_TOO_LARGE,
+        &A_FLOAT_TOO_LARGE,
+        &AN_ARM_TOO_LARGE,
         &BITS_OF_A_FLOAT,
     ];
     for def in kernels {

@@ -80,7 +80,7 @@ fn scans(x: In<i32>, out: Out<i32>) {
     store(out + 8 + i, cumsum(t, axis = 0, reverse = true));
     store(out + 16 + i, cumprod(t, 0));
     store(out + 24 + i, associative_scan(t, 0, |a, b| maximum(a, b)));
-    let (v, _) = associative_scan((t, i), axis = 0, |(a, p), (b, q)| (b, q));
+    let (v, _) = associative_scan((t, i), axis = 0, |_, (b, q)| (b, q));
     store(out + 32 + i, v);
 }
 
@@ -94,6 +94,70 @@ fn scans_agree_with_plain_rust() {
         assert_eq!(got[16 + i], x[..=i].iter().product::<i32>());
         assert_eq!(got[24 + i], *x[..=i].iter().max().unwrap());
         assert_eq!(got[32 + i], x[i]);
+    }
+}
+
+#[device_fn]
+fn larger(a: Tile<i32>, b: Tile<i32>) -> Tile<i32> {
+    maximum(a, b)
+}
+
+#[device_fn]
+fn total<T: Num>(a: Scalar<T>, b: Scalar<T>) -> Scalar<T> {
+    a + b
+}
+
+/// The elements of both tiles on the left, then on the right, as in Triton.
+#[device_fn]
+fn first_maximum(a: Scalar<i32>, i: Scalar<i32>, b: Scalar<i32>, j: Scalar<i32>) -> (Scalar<i32>, Scalar<i32>) {
+    if a > b || (a == b && i < j) { (a, i) } else { (b, j) }
+}
+
+#[device_fn]
+fn last_of_pairs(_a: (Scalar<i32>, Scalar<i32>), b: (Scalar<i32>, Scalar<i32>)) -> (Scalar<i32>, Scalar<i32>) {
+    b
+}
+
+/// Sum, minimum and maximum, of tiles of one element.
+#[device_fn]
+fn statistics(
+    a: Tile<i32>,
+    b: Tile<i32>,
+    c: Tile<i32>,
+    d: Tile<i32>,
+    e: Tile<i32>,
+    f: Tile<i32>,
+) -> (Tile<i32>, Tile<i32>, Tile<i32>) {
+    (a + d, minimum(b, e), maximum(c, f))
+}
+
+#[kernel]
+fn combined_by_name(x: In<i32>, out: Out<i32>) {
+    let i = arange(0, 8);
+    let t = load(x + i);
+    store(out, reduce(t, 0, larger));
+    store(out + 1, reduce(t, combine = total));
+    let (most, at) = reduce((t, i), axis = 0, combine_fn = first_maximum);
+    store(out + 2, most);
+    store(out + 3, at);
+    let (sum, least, most) = reduce((t, t, t), 0, statistics);
+    store(out + 4, sum);
+    store(out + 5, least);
+    store(out + 6, most);
+    store(out + 8 + i, associative_scan(t, 0, larger));
+    let (v, _) = associative_scan((t, i), 0, last_of_pairs);
+    store(out + 16 + i, v);
+}
+
+#[test]
+fn functions_combine_by_their_names() {
+    let x = [3, 1, -4, 1, 9, -9, 9, 6];
+    let got = run(&COMBINED_BY_NAME, &vec![], &[Arg::I32(&x), Arg::OutI32(24)], 1).i32(1);
+    let (sum, least, most) = (x.iter().sum(), *x.iter().min().unwrap(), *x.iter().max().unwrap());
+    assert_eq!(got[..7], [most, sum, most, 4, sum, least, most]);
+    for i in 0..8 {
+        assert_eq!(got[8 + i], *x[..=i].iter().max().unwrap());
+        assert_eq!(got[16 + i], x[i]);
     }
 }
 

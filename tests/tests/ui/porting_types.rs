@@ -2,15 +2,24 @@
 
 use tilewright::prelude::*;
 
-/// Combines two tiles, not two elements.
 #[device_fn]
-fn larger(a: Tile<f32>, b: Tile<f32>) -> Tile<f32> {
+fn larger(a: Tile<i32>, b: Tile<i32>) -> Tile<i32> {
     maximum(a, b)
 }
 
 #[kernel]
-fn reduces_by_a_helper_of_tiles(x: In<f32>, out: Out<f32>) {
+fn reduces_by_a_helper_of_another_type(x: In<f32>, out: Out<f32>) {
     store(out, reduce(load(x + arange(0, 64)), combine = larger));
+}
+
+#[device_fn]
+fn of_one(a: Scalar<f32>) -> Scalar<f32> {
+    a
+}
+
+#[kernel]
+fn reduces_by_a_helper_of_one_element(x: In<f32>, out: Out<f32>) {
+    store(out, reduce(load(x + arange(0, 64)), combine = of_one));
 }
 
 #[device_fn]
