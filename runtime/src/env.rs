@@ -7,7 +7,7 @@
 //! | `TILEWRIGHT_CACHE_MAX_SIZE` | bytes, `500M`, `2G`, or `unlimited` | the maximum size of that directory, in bytes or in units of 1024: beyond it, the least recently used kernels are evicted; default: `1G` |
 //! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, comma-separated | print the IR after that stage or pass, of that kernel or of all |
 //! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass to this directory, with the options |
-//! | `TILEWRIGHT_TUNE` | seconds | tune kernels with `#[autotune]` at their first launch, for at most this time each ([`autotune`](crate::autotune)) |
+//! | `TILEWRIGHT_TUNE` | seconds | tune kernels with `#[autotune]` at their first launch, for at most this time each; not on a simulated GPU, which has no times ([`autotune`](crate::autotune)) |
 //! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` of tests and `doctor`; default: the first on `PATH` |
 //! | `NVTX_INJECTION64_PATH` | a file | the library that receives ranges; NVIDIA's tools set it for the programs that they run |
 //!
