@@ -11,7 +11,8 @@
 //!
 //! Limits (CUDA Driver API, `cuTensorMapEncodeTiled`): at most five dimensions; the innermost is contiguous; base and
 //! other strides are multiples of 16 bytes; a box has at most 256 elements per dimension, its rows are multiples of 16
-//! bytes and, with a swizzle, no wider than its span. A wider tile takes several copies.
+//! bytes and, with a swizzle, no wider than its span. A wider tile takes several copies. Rows of a box start at multiples
+//! of 16 bytes: the manuals do not say so, an H200 does (Triton's descriptors too).
 
 use super::access_layout::{extents, view_operands};
 use super::axis::AxisAnalysis;
@@ -106,7 +107,7 @@ fn plan_pieces(
     if *elem == DType::Bool || axis.scalar_constant(func, parts.strides[inner]) != Some(1) {
         return None;
     }
-    let aligned = |stride: Value| axis.scalar_divisor(func, stride).saturating_mul(bytes).is_multiple_of(ALIGN);
+    let aligned = |elements: Value| axis.scalar_divisor(func, elements).saturating_mul(bytes).is_multiple_of(ALIGN);
     let mut plan = TmaPlan {
         base: 0,
         elem: *elem,
@@ -128,7 +129,10 @@ fn plan_pieces(
             }
             None => return None,
         });
-        if d != inner {
+        // Hopper takes a copy whose rows start elsewhere for an illegal instruction.
+        if d == inner {
+            aligned(parts.offsets[d]).then_some(())?;
+        } else {
             aligned(parts.strides[d]).then_some(())?;
             plan.strides.push(host_expr(func, axis, parts.strides[d], &[DType::I32, DType::I64])?);
         }

@@ -486,6 +486,12 @@ pub(super) fn box_places(map: &TensorMapDesc, args: &[u64], at: &[i64]) -> Resul
     if !base.is_multiple_of(16) {
         return Err("a tensor map of a tensor that is not aligned to 16 bytes".into());
     }
+    if at.first().is_some_and(|first| first.wrapping_mul(size as i64) % 16 != 0) {
+        return Err(format!(
+            "a box starts at column {} of elements of {size} bytes: expected a multiple of 16 bytes",
+            at[0]
+        ));
+    }
     let total: u32 = map.block.iter().product();
     let mut places = Vec::with_capacity(total as usize);
     for linear in 0..total {

@@ -146,3 +146,43 @@ fn a_name_may_be_used_twice_in_a_tensor() {
     let names: Vec<&str> = EXTENTS.params.iter().map(|p| p.name).collect();
     assert_eq!(names, ["x", "y", "x_stride_n", "x_stride_m", "x_stride_n_2", "y_stride_count", "n", "m", "count"]);
 }
+
+/// A block that starts at any column, for TMA, whose rows start at multiples of 16 bytes.
+#[kernel]
+fn columns_from(x: Tensor<f32, (rows, columns)>, y: Out<f32>, first: i32) {
+    let mut block = make_block_ptr(
+        x.ptr(),
+        shape = [rows, columns],
+        strides = [x.stride(0), x.stride(1)],
+        offsets = [0, first],
+        block_shape = [32, 16],
+        order = [1, 0],
+    );
+    let mut sums = zeros::<f32>([32, 16]);
+    for _ in range(0, 2, num_stages = 2) {
+        sums += load(block, boundary_check = [0, 1], padding = zero);
+        block = block.advance([0, 16]);
+    }
+    store(y + arange(0, 32).expand_dims(1) * 16 + arange(0, 16).expand_dims(0), sums);
+}
+
+#[test]
+fn blocks_start_at_any_column() {
+    let (rows, columns) = (32, 64);
+    let x: Vec<f32> = (0..rows * columns).map(|n| (n * 7 % 61) as f32).collect();
+    for device in devices() {
+        let at = Buffer::from_slice(&device, &x).unwrap();
+        for first in [0i32, 1, 2, 3, 4, 6, 16, 33] {
+            let column = |c: usize| first as usize + c;
+            let cell = |r: usize, c: usize| if column(c) < columns { x[r * columns + column(c)] } else { 0.0 };
+            let want: Vec<f32> = (0..rows * 16).map(|n| cell(n / 16, n % 16) + cell(n / 16, n % 16 + 16)).collect();
+            let tensor = Tensor::strided(at.view(), [rows, columns], [columns as i64, 1]).unwrap();
+            let mut y = Buffer::<f32>::poisoned(&device, rows * 16).unwrap();
+            let config = LaunchConfig::new(1).tma(true);
+            // sm_80 has no TMA.
+            let config = if device.to_string().contains("sm_80") { LaunchConfig::new(1) } else { config };
+            ColumnsFrom { x: &tensor, y: &mut y, first }.launch_with(&device, &config).unwrap();
+            assert_eq!(y.to_vec().unwrap(), want, "{device}, from column {first}");
+        }
+    }
+}

@@ -343,7 +343,8 @@ impl Lowering<'_> {
             block: plan.block.clone(),
             swizzle_bytes: plan.swizzle_bytes,
         });
-        let at = plan.coordinates.iter().zip(&plan.checked).map(|(&v, &checked)| self.coordinate(v, checked)).collect();
+        let coordinates = plan.coordinates.iter().zip(&plan.checked).enumerate();
+        let at = coordinates.map(|(d, (&v, &checked))| self.coordinate(v, checked, d == 0)).collect();
         TmaCopies { map, at, buffer: "0".into(), boxes: plan.copies }
     }
 
@@ -364,11 +365,12 @@ impl Lowering<'_> {
 
     /// A coordinate in i32. Clamps it where `checked` says that it may lie outside of the tensor, whose extents are
     /// below 2^31 - 1. Adding the offset of another box of the same block wraps at most from the largest i32 to the
-    /// smallest ones, which are out of bounds too.
-    fn coordinate(&mut self, v: Value, checked: bool) -> Val {
+    /// smallest ones, which are out of bounds too. In the innermost dimension, where coordinates are multiples of 16 bytes, the
+    /// least i32 stands for what is too large.
+    fn coordinate(&mut self, v: Value, checked: bool, innermost: bool) -> Val {
         let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
         if let Some(c) = self.axis.scalar_constant(self.func, v) {
-            return c.clamp(least, most).to_string();
+            return if innermost && c > most { least } else { c.clamp(least, most) }.to_string();
         }
         let mut x = self.scalar(v);
         if !matches!(self.elem(v), Elem::Num(d) if d.bits() == 64) {
@@ -378,7 +380,10 @@ impl Lowering<'_> {
         if checked && low < least.into() {
             x = self.e.call("i64", "llvm.smax.i64", &[("i64", &x), ("i64", &least.to_string())]);
         }
-        if checked && high > most.into() {
+        if checked && high > most.into() && innermost {
+            let inside = self.e.inst(format!("icmp sle i64 {x}, {most}"));
+            x = self.e.inst(format!("select i1 {inside}, i64 {x}, i64 {least}"));
+        } else if checked && high > most.into() {
             x = self.e.call("i64", "llvm.smin.i64", &[("i64", &x), ("i64", &most.to_string())]);
         }
         self.e.inst(format!("trunc i64 {x} to i32"))
