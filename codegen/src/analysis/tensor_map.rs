@@ -18,6 +18,7 @@ use super::access_layout::{extents, view_operands};
 use super::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
 use crate::layout::{LinearLayout, Swizzle};
+use crate::num::int_range;
 use crate::target::HostExpr;
 
 const MAX_RANK: usize = 5;
@@ -56,6 +57,21 @@ pub struct BoxCopy {
     pub offset: u32,
     /// Elements from the block's start, by dimension of the map.
     pub start: Vec<u32>,
+}
+
+/// Whether TMA stores to no element outside of a view's tensor: it writes whole chunks of 16 bytes, so that the extent of
+/// a row must be a multiple of 16 bytes, unless the block lies inside. (The manuals do not say so, an H200 does it;
+/// issue 11583 of Triton.)
+pub fn stores_stay_inside(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> bool {
+    let Type::View { elem, .. } = func.ty(view) else { return false };
+    let parts = view_operands(func, view);
+    let inner = parts.order[0];
+    !boundary.contains(&inner) || is_aligned(func, axis, parts.shape[inner], elem.bytes() as u64)
+}
+
+/// Whether a number of elements of `bytes` bytes is a multiple of 16 bytes.
+fn is_aligned(func: &Func, axis: &AxisAnalysis, elements: Value, bytes: u64) -> bool {
+    axis.scalar_divisor(func, elements).saturating_mul(bytes).is_multiple_of(ALIGN)
 }
 
 /// The plan for a view, with boundary checks in the dimensions of `boundary`, and a shared buffer of its block shape, by a
@@ -107,7 +123,7 @@ fn plan_pieces(
     if *elem == DType::Bool || axis.scalar_constant(func, parts.strides[inner]) != Some(1) {
         return None;
     }
-    let aligned = |elements: Value| axis.scalar_divisor(func, elements).saturating_mul(bytes).is_multiple_of(ALIGN);
+    let aligned = |elements: Value| is_aligned(func, axis, elements, bytes);
     let mut plan = TmaPlan {
         base: 0,
         elem: *elem,
@@ -210,20 +226,27 @@ fn terms(
             terms(func, axis, data.operands[1], plan, aligned)
         }
         Op::Binary(BinaryOp::Mul) => {
-            let [a, b] = data.operands[..] else { return None };
-            let dimension = [(a, b), (b, a)].into_iter().find_map(|(scalar, stride)| {
-                let by = host_expr(func, axis, stride, &[DType::I32, DType::I64])?;
-                aligned(stride).then_some((narrow(func, axis, scalar)?, by))
-            });
-            let (scalar, stride) = dimension?;
+            let (scalar, stride) = factors(func, axis, v).find(|&(_, stride)| aligned(stride))?;
             plan.shape.push(HostExpr::Const(MAX_EXTENT));
             plan.checked.push(false);
-            plan.strides.push(stride);
-            plan.coordinates.push(scalar);
+            plan.strides.push(host_expr(func, axis, stride, &[DType::I32, DType::I64])?);
+            plan.coordinates.push(narrow(func, axis, scalar)?);
             Some(())
         }
         _ => None,
     }
+}
+
+/// The scalar and the stride of a product, in the orders in which the host can compute the stride.
+fn factors(func: &Func, axis: &AxisAnalysis, product: Value) -> impl Iterator<Item = (Value, Value)> {
+    let operands = func.def_op(product).map_or(&[][..], |id| &func.op(id).operands);
+    let orders = match *operands {
+        [a, b] => vec![(a, b), (b, a)],
+        _ => Vec::new(),
+    };
+    orders.into_iter().filter(|&(scalar, stride)| {
+        host_expr(func, axis, stride, &[DType::I32, DType::I64]).is_some() && narrow(func, axis, scalar).is_some()
+    })
 }
 
 /// The i32 behind the casts and hints of a coordinate, or a constant that fits into an i32.
@@ -237,6 +260,46 @@ fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
     match data.op {
         Op::Cast | Op::Hint { .. } => narrow(func, axis, data.operands[0]),
         _ => None,
+    }
+}
+
+/// Whether the scalars in the base of a view are coordinates: TMA takes a negative one for a place outside of the tensor, and
+/// casts to fewer bits change them. Passes ask this before they choose TMA; later ones rewrite divisions, and the ranges of
+/// the results are no longer known.
+pub fn has_coordinates(func: &Func, axis: &AxisAnalysis, view: Value) -> bool {
+    let Type::View { elem, .. } = func.ty(view) else { return false };
+    let is_stride = |&(_, stride): &(Value, Value)| is_aligned(func, axis, stride, elem.bytes() as u64);
+    let mut rest = vec![view_operands(func, view).base];
+    while let Some(v) = rest.pop() {
+        let Some(data) = func.def_op(v).map(|id| func.op(id)) else { continue };
+        match data.op {
+            Op::Hint { .. } | Op::PtrAdd | Op::Binary(BinaryOp::Add) => rest.extend(&data.operands),
+            Op::Binary(BinaryOp::Mul) => {
+                let is_wide = matches!(func.ty(v).dtype(), Some(DType::I32 | DType::I64));
+                let is_index = |v| axis.get(func, v).range.0 >= 0 && casts_keep(func, axis, v);
+                if !is_wide || !factors(func, axis, v).find(is_stride).is_some_and(|(scalar, _)| is_index(scalar)) {
+                    return false;
+                }
+            }
+            _ => {}
+        }
+    }
+    true
+}
+
+/// Whether the casts of [`narrow`] keep the value: they are between integers, to a type that has it.
+fn casts_keep(func: &Func, axis: &AxisAnalysis, v: Value) -> bool {
+    let Some(data) = func.def_op(v).map(|id| func.op(id)) else { return true };
+    match data.op {
+        Op::Hint { .. } => casts_keep(func, axis, data.operands[0]),
+        Op::Cast => {
+            let from = data.operands[0];
+            let is_int = |v| func.ty(v).dtype().is_some_and(|d| !d.is_float());
+            let (low, high) = axis.get(func, from).range;
+            let fits = |to: DType| int_range(to).0 <= low && high <= int_range(to).1;
+            is_int(from) && is_int(v) && func.ty(v).dtype().is_some_and(fits) && casts_keep(func, axis, from)
+        }
+        _ => true,
     }
 }
 

@@ -111,6 +111,7 @@ impl WarpBoxes {
         tile: Value,
         boundary: &[usize],
     ) -> Option<(WarpBoxes, TmaPlan)> {
+        tensor_map::stores_stay_inside(func, axis, view, boundary).then_some(())?;
         let boxes = WarpBoxes::of_tile(func, view, tile)?;
         let plan = tensor_map::plan_block(func, axis, view, boundary, &boxes.shape, &boxes.memory)?;
         (plan.copies.len() == 1).then_some((boxes, plan))

@@ -166,7 +166,8 @@ pub fn scheduled_loads(func: &mut Func, region: BlockId, arch: GpuArch) -> Resul
 pub fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate, ctas: u32) -> bool {
     let data = func.op(c.load);
     let Op::LoadView { boundary, .. } = &data.op else { return false };
-    tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer, ctas).is_some()
+    tensor_map::has_coordinates(func, axis, data.operands[0])
+        && tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer, ctas).is_some()
 }
 
 struct Search {

@@ -89,6 +89,9 @@ impl Block<'_> {
                 let map = self.tensor_map(arg(self, 0)?)?;
                 let at = self.box_coordinates(t, args, 1..1 + rank)?;
                 let (size, places) = box_places(map, self.launch.args, &at)?;
+                if places.chunks(16 / size).any(|chunk| chunk.iter().any(Option::is_some) && chunk.contains(&None)) {
+                    return Err("a store by TMA of a row that ends inside of 16 bytes: a GPU writes all 16".into());
+                }
                 let mut bytes = Vec::with_capacity(places.len() * size);
                 for chunk in swizzled_chunks(map, arg(self, 1 + rank)?)?.take((places.len() * size).div_ceil(16)) {
                     bytes.extend(self.read_bulk(t, chunk, 16)?);

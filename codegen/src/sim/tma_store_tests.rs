@@ -3,7 +3,7 @@
 use super::{Global, Launch, run};
 use crate::interp::{self, Memory};
 use crate::lower::nvptx::{GpuModule, lower};
-use crate::target::{CompileOptions, GpuArch};
+use crate::target::{CompileOptions, GpuArch, HostExpr};
 use crate::text::parse;
 
 /// Stores x plus the tile's number: tiles of 64 rows that start 5 rows before every 32nd row, so that most rows belong to
@@ -62,6 +62,26 @@ fn tiles_are_stored_in_order_and_clipped() {
     for seed in 0..4 {
         assert_eq!(simulate(&module.llvm_ir, &module, seed).unwrap_or_else(|e| panic!("{e}")), expected());
     }
+}
+
+/// TMA writes whole chunks of 16 bytes: rows of 127 elements are stored by threads, and the simulated GPU reports a
+/// tensor map that has them.
+#[test]
+fn rows_end_at_multiples_of_16_bytes() {
+    let of_columns = |count: &str| {
+        STORE.replace("%columns = constant {value = 128}", count).replace("[0]}\n    yield", "[0, 1]}\n    yield")
+    };
+    let lowered = |count: &str| {
+        let func = parse(&of_columns(count)).unwrap_or_else(|e| panic!("{e}"));
+        lower(&func, GpuArch::Sm90a, &CompileOptions { num_warps: 4, ..CompileOptions::default() })
+    };
+    assert!(lowered("%columns = constant {value = 124}").is_ok());
+    assert!(lowered("%columns = constant {value = 127}").is_err());
+
+    let mut module = module(STORE);
+    module.tensor_maps[0].shape[0] = HostExpr::Const(127);
+    let error = simulate(&module.llvm_ir, &module, 0).unwrap_err();
+    assert!(error.contains("a row that ends inside of 16 bytes"), "{error}");
 }
 
 /// Each of these bugs might go undetected on a GPU.

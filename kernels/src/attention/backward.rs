@@ -141,7 +141,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     for member in range(0, group) {
         let head = kv_head * group + member;
         // `row_offset` does not apply: axis 1 of this grid has the key/value heads.
-        let index = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>();
+        // TMA takes no index below 0.
+        let index = maximum((batch * num_programs(1) + kv_head) * group + member, 0).to::<i64>();
         let q_block = q.index([batch, head]).block([0, 0], [q_tile, d_tile]);
         let do_block = d_o.index([batch, head]).block([0, 0], [q_tile, d_tile]);
         let site = Site { batch, head, n_q, n_k, causal };

@@ -168,8 +168,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
             compute(tiles - 1 - place, head, entry);
         } else {
             // Programs that run at a time read the same keys.
-            let head = minimum(id / tiles, heads * entries - 1);
-            compute(id % tiles, head % heads, minimum(head / heads, entries - 1));
+            let head = within(id / tiles, heads * entries);
+            compute(id % tiles, head % heads, within(head / heads, entries));
         }
     };
     if persistent {
@@ -230,10 +230,15 @@ pub(super) fn longest_first_at_end(
     if rest >= 0 {
         (tile, head) = (rest / last_heads, first_heads + rest % last_heads);
     }
-    // All are in their range; the check of a launch sees it by these bounds.
-    let tile = maximum(minimum(tile, tiles - 1), 0);
-    let head = maximum(minimum(head, all_heads - 1), 0);
-    (tile, head % heads, minimum(head / heads, entries - 1))
+    let head = within(head, all_heads);
+    (within(tile, tiles), head % heads, within(head / heads, entries))
+}
+
+/// An index below `extent`, as it is. The check of a launch sees its bounds, and so does the choice of loads: TMA takes no index
+/// below 0.
+#[device_fn]
+fn within(index: Scalar<i32>, extent: Scalar<i32>) -> Scalar<i32> {
+    maximum(minimum(index, extent - 1), 0)
 }
 
 /// The offset of a head's first row in a dense [batch, heads, n] tensor.

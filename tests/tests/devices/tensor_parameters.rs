@@ -186,3 +186,34 @@ fn blocks_start_at_any_column() {
         }
     }
 }
+
+/// The first columns of a product of 64 rows and columns, in rows of `y` that may be longer.
+#[kernel]
+fn first_columns(a: Tensor<f16, (rows, inner)>, b: Tensor<f16, (inner, wide)>, y: TensorMut<f32, (rows, columns)>) {
+    let product =
+        dot(load(a.block([0, 0], [64, 16]), boundary_check = [0], padding = zero), load(b.block([0, 0], [16, 64])));
+    store(y.block([0, 0], [64, 64]), product, boundary_check = [0, 1]);
+}
+
+/// TMA writes whole chunks of 16 bytes: it would also write what lies after rows of other sizes.
+#[test]
+fn stores_end_at_any_column() {
+    let (rows, pitch) = (50, 64);
+    let [a, b]: [Vec<f32>; 2] = [7, 5].map(|by| (0..64 * 16).map(|n| (n * by % 13) as f32 - 6.0).collect());
+    let product = |r: usize, c: usize| (0..16).map(|k| a[r * 16 + k] * b[k * 64 + c]).sum::<f32>();
+    let f16s = |x: &[f32]| -> Vec<f16> { x.iter().map(|&x| f16::from_f32(x)).collect() };
+    for device in devices() {
+        let [a, b] = [&a[..rows * 16], &b].map(|x| Buffer::from_slice(&device, &f16s(x)).unwrap());
+        for columns in [1, 7, 8, 38, 47, 48, 63] {
+            let mut y = Buffer::from_slice(&device, &vec![-1.0f32; rows * pitch]).unwrap();
+            let mut tensor = TensorMut::strided(y.view_mut(), [rows, columns], [pitch as i64, 1]).unwrap();
+            let (a, b) = (a.tensor([rows, 16]).unwrap(), b.tensor([16, 64]).unwrap());
+            FirstColumns { a: &a, b: &b, y: &mut tensor }
+                .launch_with(&device, &LaunchConfig::new(1).tma_stores(true))
+                .unwrap();
+            let cell = |r: usize, c: usize| if c < columns { product(r, c) } else { -1.0 };
+            let want: Vec<f32> = (0..rows * pitch).map(|n| cell(n / pitch, n % pitch)).collect();
+            assert_eq!(y.to_vec().unwrap(), want, "{device}, {columns} columns");
+        }
+    }
+}
