@@ -189,7 +189,8 @@ impl<'f> Pipeline<'f> {
         if by_cp_async {
             b.op(Op::AsyncWait { pending: self.stages - 2 }, &[], &[]);
         }
-        if by_wgmma {
+        // For copies by threads that `wgmma` reads, and for TMA copies over what threads have read.
+        if by_wgmma || self.full.is_some() {
             b.op(Op::FenceAsyncShared, &[], &[]);
         }
         if let Some(full) = self.full {

@@ -22,12 +22,14 @@ struct Reader {
     before: u32,
     thread: u32,
     when: u32,
+    /// Whether it is a read by the async proxy (`wgmma`, a bulk reduction).
+    by_async_proxy: bool,
 }
 
 /// The lists of reads that one read extended.
 struct ReaderCache {
-    /// Thread and time of the read.
-    reader: (u32, u32),
+    /// Thread, time and proxy of the read.
+    reader: (u32, u32, bool),
     /// By list: the list that it became by adding the read.
     lists: HashMap<u32, u32>,
     /// The last of them: neighboring bytes mostly have the same readers.
@@ -35,7 +37,7 @@ struct ReaderCache {
 }
 
 impl ReaderCache {
-    fn new(reader: (u32, u32)) -> ReaderCache {
+    fn new(reader: (u32, u32, bool)) -> ReaderCache {
         ReaderCache { reader, lists: HashMap::new(), last: (u32::MAX, 0) }
     }
 }
@@ -75,8 +77,8 @@ impl Shared {
             shadow: vec![Shadow::default(); all],
             async_readers: vec![0; all],
             clocks: Clocks::new(threads * blocks),
-            readers: vec![Reader { before: 0, thread: 0, when: 0 }],
-            added: ReaderCache::new((u32::MAX, 0)),
+            readers: vec![Reader { before: 0, thread: 0, when: 0, by_async_proxy: false }],
+            added: ReaderCache::new((u32::MAX, 0, false)),
         }
     }
 
@@ -108,10 +110,14 @@ impl Shared {
 
     /// Reads these bytes as `thread`; reports a race with an earlier write or copy.
     pub fn read(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
+        self.read_by(address, len, thread, false)
+    }
+
+    fn read_by(&mut self, address: u64, len: usize, thread: u32, by_async_proxy: bool) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len, thread)?;
         let now = self.clocks.now(thread);
-        if self.added.reader != (thread, now) {
-            self.added = ReaderCache::new((thread, now));
+        if self.added.reader != (thread, now, by_async_proxy) {
+            self.added = ReaderCache::new((thread, now, by_async_proxy));
         }
         for i in at..at + len {
             let t = &mut self.shadow[i];
@@ -136,13 +142,13 @@ impl Shared {
                 });
             }
             let last = self.readers[t.readers as usize];
-            if t.readers != 0 && (last.thread, last.when) == (thread, now) {
+            if t.readers != 0 && (last.thread, last.when, last.by_async_proxy) == self.added.reader {
                 continue;
             }
             let (added, readers) = (&mut self.added, &mut self.readers);
             if added.last.0 != t.readers {
                 let list = added.lists.entry(t.readers).or_insert_with(|| {
-                    readers.push(Reader { before: t.readers, thread, when: now });
+                    readers.push(Reader { before: t.readers, thread, when: now, by_async_proxy });
                     readers.len() as u32 - 1
                 });
                 added.last = (t.readers, *list);
@@ -152,17 +158,22 @@ impl Shared {
         Ok(self.bytes[at..at + len].to_vec())
     }
 
-    /// A thread whose read of the byte does not happen before the next action of `thread`.
-    fn unordered_reader(&self, byte: usize, thread: u32) -> Option<u32> {
+    /// A thread with a read of the byte after its last write for which `is_missed` holds.
+    fn reader(&self, byte: usize, is_missed: impl Fn(&Reader) -> bool) -> Option<u32> {
         let mut at = self.shadow[byte].readers;
         while at != 0 {
             let r = self.readers[at as usize];
-            if !self.clocks.happens_before(thread, r.thread, r.when) {
+            if is_missed(&r) {
                 return Some(r.thread);
             }
             at = r.before;
         }
         None
+    }
+
+    /// A thread whose read of the byte does not happen before the next action of `thread`.
+    fn unordered_reader(&self, byte: usize, thread: u32) -> Option<u32> {
+        self.reader(byte, |r| !self.clocks.happens_before(thread, r.thread, r.when))
     }
 
     pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
@@ -211,6 +222,14 @@ impl Shared {
                     "race: a bulk copy overwrites shared byte {i}, which thread {reader} may still be reading"
                 ));
             }
+            // An H200 lets the copy overtake loads that are in flight, although an arrival follows them.
+            let unfenced =
+                |r: &Reader| !r.by_async_proxy && !self.clocks.visible_to_async_proxy(thread, r.thread, r.when);
+            if let Some(reader) = self.reader(i, unfenced) {
+                return Err(format!(
+                    "a bulk copy overwrites shared byte {i}, which thread {reader} read without a proxy fence in between"
+                ));
+            }
             self.shadow[i] = Shadow { writer: Some((by, when)), copying: 0, readers: 0, defined: true };
             self.bytes[i] = b;
         }
@@ -232,7 +251,7 @@ impl Shared {
                 ));
             }
         }
-        self.read(address, len, thread)
+        self.read_by(address, len, thread, true)
     }
 
     /// Starts an asynchronous read of these bytes.
@@ -248,7 +267,7 @@ impl Shared {
         let at = self.locate(address, len, threads[0])?;
         self.async_readers[at..at + len].iter_mut().for_each(|n| *n -= 1);
         for &thread in threads {
-            self.read(address, len, thread)?;
+            self.read_by(address, len, thread, true)?;
         }
         Ok(())
     }

@@ -80,6 +80,8 @@ pub struct SharedPlan {
     pub joined: Rc<JoinedDots>,
     /// Rings of a producer whose memory consumers may use after they have read the last buffer.
     reused: HashSet<OpId>,
+    /// The memory that TMA fills.
+    tma_filled: Vec<Range>,
     /// Whether an op accesses shared memory through the async proxy (`wgmma`, TMA). Only then do ordinary stores
     /// require proxy fences, which architectures before Hopper lack.
     async_proxy: bool,
@@ -163,6 +165,9 @@ struct Pending {
     writes: HashSet<Range>,
     /// Ranges written by ordinary stores, without a later proxy fence for `wgmma` and TMA.
     unfenced: HashSet<Range>,
+    /// Ranges that TMA fills, read by loads of threads (also those for `mma.sync`), without a later proxy fence. TMA may
+    /// overtake such loads, although a barrier follows them.
+    unfenced_reads: HashSet<Range>,
     /// For each `wgmma` in flight, from the oldest on, the operands that it reads, across barriers, until a wait
     /// completes it.
     in_flight: VecDeque<BTreeSet<Range>>,
@@ -181,11 +186,18 @@ impl Pending {
         self.bulk_reading = false;
     }
 
+    /// Clears the accesses that a proxy fence orders.
+    fn clear_fenced(&mut self) {
+        self.unfenced.clear();
+        self.unfenced_reads.clear();
+    }
+
     /// Adds the accesses of another path to the same point.
     fn merge(&mut self, other: &Pending) {
         self.reads.extend(&other.reads);
         self.writes.extend(&other.writes);
         self.unfenced.extend(&other.unfenced);
+        self.unfenced_reads.extend(&other.unfenced_reads);
         self.global.extend(&other.global);
         self.bulk_reading |= other.bulk_reading;
         // Waits count from the newest `wgmma` back.
@@ -211,7 +223,7 @@ impl Pending {
 
     /// Applies a function to all ranges.
     fn map(&mut self, f: impl Fn(Range) -> Range) {
-        for ranges in [&mut self.reads, &mut self.writes, &mut self.unfenced] {
+        for ranges in [&mut self.reads, &mut self.writes, &mut self.unfenced, &mut self.unfenced_reads] {
             *ranges = ranges.iter().copied().map(&f).collect();
         }
         for ranges in &mut self.in_flight {
@@ -267,6 +279,8 @@ impl SharedPlan {
             ..SharedPlan::default()
         };
         plan.allocate(func);
+        let filled = ops.iter().filter(|&&id| matches!(func.op(id).op, Op::TmaLoad { .. }));
+        plan.tma_filled = filled.filter_map(|&id| plan.bytes_of(func, func.op(id).operands[1])).collect();
         let mut pending = Pending::default();
         plan.walk(func, func.body, &mut pending);
         plan
@@ -480,7 +494,7 @@ impl SharedPlan {
             *pending = open;
             return;
         }
-        if !pending.unfenced.is_empty() {
+        if !(pending.unfenced.is_empty() && pending.unfenced_reads.is_empty()) {
             self.fences.insert(id);
         }
         self.barriers.insert(id);
@@ -529,22 +543,22 @@ impl SharedPlan {
                 self.barriers.insert(id);
             }
             pending.clear_synchronized();
-            pending.unfenced.clear();
+            pending.clear_fenced();
             pending.bulk_reading = true;
             return;
         }
         if data.op == Op::FenceAsyncShared {
             // The fenced writes stay pending: no barrier has ordered them yet.
-            pending.unfenced.clear();
+            pending.clear_fenced();
             return;
         }
         if let Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. } = data.op {
             let Some(ring) = self.bytes_of(func, data.operands[1]) else { return };
             let by_tma = matches!(data.op, Op::TmaLoad { .. });
-            let unfenced = by_tma && pending.unfenced.iter().any(|p| p.overlaps(ring));
+            let unfenced = by_tma && pending.unfenced.iter().chain(&pending.unfenced_reads).any(|p| p.overlaps(ring));
             if unfenced {
                 self.fences.insert(id);
-                pending.unfenced.clear();
+                pending.clear_fenced();
             }
             if unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
                 self.barriers.insert(id);
@@ -556,6 +570,16 @@ impl SharedPlan {
                 pending.unfenced.insert(ring);
             }
             return;
+        }
+        if matches!(data.op, Op::MbarrierArrive { .. }) && !pending.unfenced_reads.is_empty() {
+            // The arrival may let TMA overwrite what has been read.
+            self.fences.insert(id);
+            pending.clear_fenced();
+        }
+        if matches!(data.op, Op::LocalLoad | Op::MmaSync { .. } | Op::FmaDot) {
+            let buffers = data.operands.iter().filter(|&&v| matches!(func.ty(v), Type::Shared { .. }));
+            let read = buffers.filter_map(|&v| self.bytes_of(func, v));
+            pending.unfenced_reads.extend(read.filter(|r| self.tma_filled.iter().any(|filled| filled.overlaps(*r))));
         }
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         match &data.op {
@@ -579,7 +603,7 @@ impl SharedPlan {
         }
         if unfenced {
             self.fences.insert(id);
-            pending.unfenced.clear();
+            pending.clear_fenced();
         }
         if let Some(scratch) = scratch {
             // The op writes its scratch memory, synchronizes, and reads it.
