@@ -88,7 +88,12 @@ impl Lowering<'_> {
     /// The number of consecutive elements that one instruction adds to memory: Hopper has vector reductions (`red.v2`,
     /// `red.v4`) of f32, without a result.
     fn reduction_vector(&self, view: Value, op: AtomicOp, block: &BlockAddress, layout: &LinearLayout) -> usize {
-        if self.arch != GpuArch::Sm90a || op != AtomicOp::Add || block.elem != DType::F32 {
+        // From PTX 8.1 on.
+        if self.arch != GpuArch::Sm90a
+            || self.options.ptx_version < 81
+            || op != AtomicOp::Add
+            || block.elem != DType::F32
+        {
             return 1;
         }
         let vector = view_vector_width(self.func, &self.axis, view, &block.boundary) as usize;

@@ -645,7 +645,8 @@ impl Lowering<'_> {
     fn cast_f8(&mut self, x: &str, from: DType, to: DType) -> Option<Val> {
         let f8 = |d| matches!(d, DType::F8E4M3 | DType::F8E5M2);
         let name = |d| if d == DType::F8E4M3 { "e4m3" } else { "e5m2" };
-        let native = self.arch >= GpuArch::Sm89;
+        // sm_89 has them from PTX 8.1 on.
+        let native = self.arch >= GpuArch::Sm90a || self.arch == GpuArch::Sm89 && self.options.ptx_version >= 81;
         if f8(from) && native {
             let wide = self.e.inst(format!("zext i8 {x} to i16"));
             let asm = format!("cvt.rn.f16x2.{}x2 $0, $1;", name(from));
