@@ -504,6 +504,40 @@ pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
     S::rebuild(&state, &mut values.into_iter())
 }
 
+/// What the branches of an `if` get for the variables `S` that they assign: for a Rust `bool`, which is decided at
+/// specialization, the variables as they are; for a run-time condition, run-time values, so that a number can be
+/// assigned one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a condition for branches that assign variables of types `{S}`",
+    label = "expected a comparison of scalars, or a constexpr `bool`"
+)]
+pub trait ArmState<S> {
+    type State: Copy;
+    #[doc(hidden)]
+    #[track_caller]
+    fn arm_state(&self, variables: S) -> Self::State;
+}
+
+impl<S: Copy> ArmState<S> for bool {
+    type State = S;
+    fn arm_state(&self, variables: S) -> S {
+        variables
+    }
+}
+
+macro_rules! run_time_state {
+    ($($condition:ident),*) => { $(
+        impl<S: Carried> ArmState<S> for $condition<bool> {
+            type State = S::Handle;
+            #[track_caller]
+            fn arm_state(&self, variables: S) -> S::Handle {
+                variables.into_handle()
+            }
+        }
+    )* };
+}
+run_time_state!(Scalar, Tile);
+
 /// Conditions of `if`. A Rust `bool` is decided at specialization, and only the taken branch is recorded; for a
 /// run-time bool both are recorded.
 #[diagnostic::on_unimplemented(

@@ -6,6 +6,7 @@ use super::handle::{Data, Scalar, Tile};
 use super::record::{constant_int, emit, error_here, fail, shape};
 use crate::ir::{DType, Literal, Type, Value};
 use crate::num;
+use crate::num::int_range;
 use std::marker::PhantomData;
 
 /// An integer literal in kernel source: takes the type of the other operand.
@@ -334,12 +335,6 @@ pub fn type_of<X>(_variable: &X) -> PhantomData<X> {
 #[track_caller]
 pub fn assigned<X, V: AssignableTo<X>>(_variable: PhantomData<X>, value: V) -> X {
     value.into_assigned()
-}
-
-/// The range of an integer type.
-fn int_range(dtype: DType) -> (i128, i128) {
-    let bits = dtype.bits() as u32;
-    if dtype.is_signed_int() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
 /// The number in an element type. Fails with a message if it is out of range.

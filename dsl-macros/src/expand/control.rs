@@ -105,22 +105,28 @@ impl Body {
     /// Expands a block so that it ends with the tuple of yielded values. Assigned variables are copied first, so that
     /// branches do not see each other's assignments.
     fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
+        let copies = copies(result.vars);
+        let inner = self.yielding_own(block, result);
+        quote!(#copies #inner)
+    }
+
+    /// As `yielding`, for a block that has variables of its own for those that it assigns.
+    fn yielding_own(&mut self, block: &Block, result: Yield) -> TokenStream {
         let vars = result.vars;
-        let copies = copies(vars);
         if !result.value {
             let (inner, ends) = self.unit_statements(&block.stmts, vars);
-            return quote!(#copies #inner (#(#ends,)*));
+            return quote!(#inner (#(#ends,)*));
         }
         let value = hygienic("inner");
         match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) => {
                 let (before, ends) = self.unit_statements(before, vars);
                 let bind = self.bind(quote!(#value), None, last, super::body::Literals::Adapt);
-                quote!(#copies #before #bind (#value, #(#ends,)*))
+                quote!(#before #bind (#value, #(#ends,)*))
             }
             _ => {
                 let (inner, ends) = self.unit_statements(&block.stmts, vars);
-                quote!(#copies #inner ((), #(#ends,)*))
+                quote!(#inner ((), #(#ends,)*))
             }
         }
     }
@@ -158,9 +164,9 @@ impl Body {
     /// Expands `if` to a call that returns the tuple of yielded values.
     fn branch(&mut self, e: &ExprIf, result: Yield) -> TokenStream {
         let condition = self.condition(&e.cond);
-        let then = self.yielding(&e.then_branch, result);
+        let then = self.yielding_own(&e.then_branch, result);
         let otherwise = match &e.else_branch {
-            Some((_, otherwise)) => self.yielding(&else_block(otherwise), result),
+            Some((_, otherwise)) => self.yielding_own(&else_block(otherwise), result),
             None => {
                 let vars = result.vars;
                 let unit = result.value.then(|| quote!((),));
@@ -171,7 +177,7 @@ impl Body {
         if result.value {
             names.insert(0, String::new());
         }
-        call_branch(e.if_token.span(), &condition, &names, &then, &otherwise)
+        call_branch(e.if_token.span(), &condition, &names, result.vars, [&then, &otherwise])
     }
 
     /// Expands `if` to a call that returns the value of its branches, which assign nothing.
@@ -192,7 +198,7 @@ impl Body {
                 |lang, condition| quote_spanned!(span=> #lang::control::branch_literal(#condition, #arms)),
             );
         }
-        call_branch(e.if_token.span(), &condition, &[String::new()], &then, &otherwise)
+        call_branch(e.if_token.span(), &condition, &[String::new()], &[], [&then, &otherwise])
     }
 
     /// Expands `if` at the end of a function: its branches may assign, but the values are unused.
@@ -203,14 +209,13 @@ impl Body {
         if vars.is_empty() && self.scalar_result.is_none() && literal_arm(e).is_some() {
             return self.branch_value(e);
         }
-        let copies = copies(&vars);
         let then = self.tail(&e.then_branch.stmts);
         let otherwise = match &e.else_branch {
             Some((_, otherwise)) => self.tail(&else_block(otherwise).stmts),
             None => quote!(),
         };
         let names = [String::new()];
-        call_branch(e.if_token.span(), &condition, &names, &quote!(#copies #then), &quote!(#copies #otherwise))
+        call_branch(e.if_token.span(), &condition, &names, &vars, [&then, &otherwise])
     }
 
     fn condition(&mut self, cond: &Expr) -> TokenStream {
@@ -361,11 +366,18 @@ fn call_branch(
     span: Span,
     condition: &TokenStream,
     names: &[String],
-    then: &TokenStream,
-    otherwise: &TokenStream,
+    vars: &[Ident],
+    [then, otherwise]: [&TokenStream; 2],
 ) -> TokenStream {
-    let arms = quote!(&[#(#names),*], || { #then }, || { #otherwise });
-    with_condition(span, condition, |lang, condition| quote_spanned!(span=> #lang::control::branch(#condition, #arms)))
+    let state = hygienic("state");
+    let own = (!vars.is_empty()).then(|| quote!(#[allow(unused_variables)] let (#(mut #vars,)*) = #state;));
+    let arms = quote!(&[#(#names),*], || { #own #then }, || { #own #otherwise });
+    with_condition(span, condition, |lang, condition| {
+        let state = own.as_ref().map(
+            |_| quote_spanned!(span=> let #state = #lang::control::ArmState::arm_state(&#condition, (#(#vars,)*));),
+        );
+        quote_spanned!(span=> #state #lang::control::branch(#condition, #arms))
+    })
 }
 
 /// A call that gets a name for the condition.

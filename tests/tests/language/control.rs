@@ -524,3 +524,51 @@ fn literal_arms_take_the_type_of_the_other_arm() {
         assert_eq!(got[10], ((n - 5).signum() + (n - 3).signum()) as f32 + 0.5);
     }
 }
+
+/// Numbers that branches assign, outside of loops.
+#[kernel]
+fn assigned_numbers(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] wide: bool) {
+    let mut count = 0;
+    let mut value = 0.5;
+    let mut flag = false;
+    if n > 3 {
+        count = n * 2;
+        value = load(x + 1);
+        flag = n > 5;
+    } else if n == 2 {
+        count += 7;
+        value += 1.0;
+    }
+    // Known at specialization: still a shape.
+    let mut width = 4;
+    if wide {
+        width = 8;
+    }
+    let mut tile = full::<f32>([width], 1.0);
+    if flag {
+        tile = tile * value;
+        count += 1;
+    }
+    store(out, count.to::<f32>());
+    store(out + 1, value);
+    store(out + 2, sum(tile));
+}
+
+#[test]
+fn branches_assign_run_time_values_to_numbers() {
+    for (wide, n) in [(false, 0), (false, 2), (true, 4), (true, 6)] {
+        let consts = vec![("wide", ConstValue::Bool(wide))];
+        let got = run(&ASSIGNED_NUMBERS, &consts, &[Arg::F32(&[3.0, 2.5]), Arg::OutF32(3), Arg::Int(n)], 1).f32(1);
+        let (mut count, mut value) = (0, 0.5);
+        if n > 3 {
+            (count, value) = (n * 2, 2.5);
+        } else if n == 2 {
+            (count, value) = (7, 1.5);
+        }
+        let mut total = if wide { 8.0 } else { 4.0 };
+        if n > 5 {
+            (total, count) = (total * value, count + 1);
+        }
+        assert_eq!(got, [count as f32, value, total]);
+    }
+}
