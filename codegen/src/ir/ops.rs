@@ -511,7 +511,8 @@ op_table! {
     Wgmma { warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Layout;
     /// Waits until at most `pending` asynchronous MMAs are in flight. Operands, results of MMAs, are passed through.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Layout;
-    /// Orders generic-proxy writes to shared memory before reads by `wgmma` and TMA (the async proxy).
+    /// Orders accesses of shared memory by threads before those by `wgmma` and TMA (the async proxy): writes before reads, and
+    /// reads before copies over them.
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
     /// `bar.sync` of all threads of the block, or of `threads` threads on named barrier `id`.
     BlockBarrier { id: u32, threads: Option<u32> } = "block_barrier" (0..0) -> 0, Control, Async;

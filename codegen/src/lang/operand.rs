@@ -5,8 +5,7 @@ use super::dtype::{Dtype, Float, Num};
 use super::handle::{Data, Scalar, Tile};
 use super::record::{constant_int, emit, error_here, fail, shape};
 use crate::ir::{DType, Literal, Type, Value};
-use crate::num;
-use crate::num::int_range;
+use crate::num::{self, int_range};
 use std::marker::PhantomData;
 
 /// An integer literal in kernel source: takes the type of the other operand.

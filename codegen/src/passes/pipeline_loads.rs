@@ -189,8 +189,7 @@ impl<'f> Pipeline<'f> {
         if by_cp_async {
             b.op(Op::AsyncWait { pending: self.stages - 2 }, &[], &[]);
         }
-        // For copies by threads that `wgmma` reads, and for TMA copies over what threads have read.
-        if by_wgmma || self.full.is_some() {
+        if by_wgmma {
             b.op(Op::FenceAsyncShared, &[], &[]);
         }
         if let Some(full) = self.full {

@@ -64,8 +64,8 @@ fn tiles_are_stored_in_order_and_clipped() {
     }
 }
 
-/// TMA writes whole chunks of 16 bytes: rows of 127 elements are stored by threads, and the simulated GPU reports a
-/// tensor map that has them.
+/// TMA writes whole chunks of 16 bytes: a `tma_store` of rows of 127 elements is not lowered, and the simulated GPU reports
+/// a tensor map that has them.
 #[test]
 fn rows_end_at_multiples_of_16_bytes() {
     let of_columns = |count: &str| {

@@ -407,7 +407,7 @@ impl<'f> Lowering<'f> {
         Ok(())
     }
 
-    /// Emits the fence between this thread's writes of shared memory and reads by the async proxy.
+    /// Emits the fence between this thread's accesses of shared memory and those by the async proxy.
     fn fence_async_shared(&mut self) {
         self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
     }

@@ -525,7 +525,13 @@ impl SharedPlan {
 
     fn access(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         let data = func.op(id);
-        if matches!(data.op, Op::BlockBarrier { id: 0, threads: None } | Op::ClusterBarrier) {
+        let is_barrier = matches!(data.op, Op::BlockBarrier { id: 0, threads: None } | Op::ClusterBarrier);
+        if (is_barrier || matches!(data.op, Op::MbarrierArrive { .. })) && !pending.unfenced_reads.is_empty() {
+            // It may let TMA overwrite what has been read. A fence by the thread that issues the copy would come too late.
+            self.fences.insert(id);
+            pending.clear_fenced();
+        }
+        if is_barrier {
             pending.clear_synchronized();
             return;
         }
@@ -570,11 +576,6 @@ impl SharedPlan {
                 pending.unfenced.insert(ring);
             }
             return;
-        }
-        if matches!(data.op, Op::MbarrierArrive { .. }) && !pending.unfenced_reads.is_empty() {
-            // The arrival may let TMA overwrite what has been read.
-            self.fences.insert(id);
-            pending.clear_fenced();
         }
         if matches!(data.op, Op::LocalLoad | Op::MmaSync { .. } | Op::FmaDot) {
             let buffers = data.operands.iter().filter(|&&v| matches!(func.ty(v), Type::Shared { .. }));
