@@ -1,5 +1,6 @@
 //! Queries about the stages of a scheduled loop: which ops run behind its main stage, one iteration later.
 
+use crate::analysis::buffers::buffer_of;
 use crate::ir::nested::{replace_in, uses};
 use crate::ir::{BlockId, Builder, Def, Func, Op, OpId, Partition, Placement, Value};
 use std::collections::{HashMap, HashSet};
@@ -54,11 +55,12 @@ pub fn is_wait_deferred(func: &Func, dot: OpId) -> bool {
 }
 
 /// Puts the wait for a `wgmma` into the stage of the `wgmma` again where it cannot be deferred: where the `wgmma` reads a
-/// buffer that the loop itself fills, or where its result has another use than the next value of its accumulator. Must
+/// buffer that the loop itself fills, or registers, or where its result has another use than the next value of its accumulator. Must
 /// run before a loop is rotated, because the prologue then contains copies of its `wgmma`.
 pub fn undefer_unsafe_waits(func: &mut Func, region: BlockId) {
     for dot in deferred_dots(func, region) {
-        let outside = func.op(dot).operands[..2].iter().all(|&v| allocated_outside(func, region, v));
+        let is_outside = |&v: &Value| buffer_of(func, v).is_some_and(|buffer| !func.is_in(buffer, region));
+        let outside = func.op(dot).operands[..2].iter().all(is_outside);
         if !outside || accumulator_of(func, region, dot).is_none() {
             undefer_wait(func, dot);
         }
@@ -99,17 +101,6 @@ pub fn orders(func: &Func, region: BlockId) -> Vec<(OpId, u32)> {
 pub fn clear(func: &mut Func, region: BlockId) {
     for id in func.block(region).ops.clone() {
         func.set_place(id, None);
-    }
-}
-
-/// Whether a shared operand is in a buffer allocated outside of the loop.
-fn allocated_outside(func: &Func, region: BlockId, v: Value) -> bool {
-    match func.def_op(v) {
-        Some(id) if matches!(func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. }) => {
-            allocated_outside(func, region, func.op(id).operands[0])
-        }
-        Some(id) => !func.is_in(id, region),
-        None => false,
     }
 }
 

@@ -253,6 +253,9 @@ impl Block<'_> {
             if on {
                 let p = self.bits(t, operand(args, 0)?)?;
                 let n = constraints.iter().filter(|c| *c == "f").count();
+                if !p.is_multiple_of(4 * n as u64) {
+                    return Err(format!("`{op}` at {p:#x}: expected a multiple of {} bytes", 4 * n));
+                }
                 for (i, (_, v)) in args.iter().skip(1).take(n).enumerate() {
                     let v = self.bits(t, v)?;
                     let add = |old| Ok(Some(super::machine::atomic("fadd", &Ty::Float, old, v)?));
@@ -266,6 +269,16 @@ impl Block<'_> {
                 let (to, from) = (self.bits(t, operand(args, 0)?)?, self.bits(t, operand(args, 1)?)?);
                 let size: usize = operands.split(',').nth(2).and_then(|s| s.trim().parse().ok()).ok_or("no size")?;
                 let read = self.bits(t, operand(args, 2)?)? as usize;
+                // Also of copies that read nothing.
+                if ![4, 8, 16].contains(&size)
+                    || read > size
+                    || !to.is_multiple_of(size as u64)
+                    || !from.is_multiple_of(size as u64)
+                {
+                    return Err(format!(
+                        "`{op}` of {read} of {size} bytes from {from:#x} to {to}: expected multiples of the size"
+                    ));
+                }
                 let mut bytes = if read == 0 { Vec::new() } else { self.read_global(t, global, from, read)? };
                 bytes.resize(size, 0);
                 self.shared.start_copy(to, size, t as u32)?;
@@ -319,7 +332,8 @@ impl Block<'_> {
                 self.finish(t, None, Value::Undef);
             }
         } else if let Some(rest) = text.strip_prefix(WAIT_WGMMA) {
-            let pending: usize = rest.trim_end_matches(';').parse().map_err(|_| format!("`{text}`"))?;
+            let pending = rest.trim_end_matches(';').parse().ok().filter(|&pending: &usize| pending < 8);
+            let pending = pending.ok_or_else(|| format!("`{text}`: expected a number up to 7"))?;
             self.wait_wgmma(members, result, pending, outputs(constraints), args)?;
         } else {
             self.wgmma(members, result, text, constraints, args)?;

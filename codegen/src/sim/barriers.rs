@@ -11,6 +11,11 @@ use crate::target::{HostExpr, TensorMapDesc};
 /// Base of the handles that kernels get for tensor maps.
 pub const MAP_BASE: u64 = 0x7A90_0000_0000_0000;
 
+/// The largest number of arrivals, and of bytes, that an mbarrier counts (PTX ISA, "mbarrier").
+const MAX_COUNT: u32 = (1 << 20) - 1;
+/// The named barriers of a block.
+const NAMED_BARRIERS: usize = 16;
+
 /// State of one mbarrier.
 pub(super) struct Mbarrier {
     arrivals: u32,
@@ -101,6 +106,9 @@ impl<'a> Block<'a> {
         match op {
             "mbarrier.init.shared::cta.b64" => {
                 let arrivals = last_number(text)?;
+                if !(1..=MAX_COUNT).contains(&arrivals) {
+                    return Err(format!("an mbarrier of {arrivals} arrivals: expected 1 to {MAX_COUNT}"));
+                }
                 let at = self.mbarrier_key(t, arg(self, 0)?);
                 if self.mbarriers.contains_key(&at) {
                     return Err("mbarrier.init at the address of a live mbarrier".into());
@@ -140,6 +148,9 @@ impl<'a> Block<'a> {
             }
             "mbarrier.arrive.expect_tx.shared::cta.b64" => {
                 let bytes = last_number(text)?;
+                if bytes > MAX_COUNT {
+                    return Err(format!("expect_tx of {bytes} bytes: an mbarrier counts up to {MAX_COUNT}"));
+                }
                 let at = arg(self, 0)?;
                 self.mbarrier(t, at)?.bytes += i64::from(bytes);
                 self.arrive(t, at)?;
@@ -165,12 +176,17 @@ impl<'a> Block<'a> {
                 let known = b.completed.clone();
                 self.shared.clocks.acquire(t as u32, &known);
             }
-            "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32" => {}
+            "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32" => {
+                let registers = last_number(text)?;
+                if !(24..=256).contains(&registers) || !registers.is_multiple_of(8) {
+                    return Err(format!("`{text}`: expected a multiple of 8 from 24 to 256"));
+                }
+            }
             // The L2 cache is not simulated.
             _ if op.starts_with("cp.async.bulk.prefetch.tensor.") => {
                 if arg(self, 0)? & 1 == 1 {
-                    self.tensor_map(arg(self, 1)?)?;
-                    self.box_coordinates(t, args, 2..args.len())?;
+                    let (map, at) = (self.tensor_map(arg(self, 1)?)?, self.box_coordinates(t, args, 2..args.len())?);
+                    box_places(map, self.launch.args, &at)?;
                 }
             }
             _ if op.starts_with("cp.async.bulk.tensor.") => {
@@ -186,9 +202,17 @@ impl<'a> Block<'a> {
                         .ok_or("expected the number of a barrier")?,
                     false => arg(self, 0)? as usize,
                 };
-                // Those of a block have numbers up to 15.
+                if id >= NAMED_BARRIERS {
+                    return Err(format!("barrier {id}: a block has barriers 0 to {}", NAMED_BARRIERS - 1));
+                }
+                let threads = self.launch.threads as usize;
+                if count == 0 || !count.is_multiple_of(32) || count > threads {
+                    return Err(format!(
+                        "barrier {id} with a count of {count} threads: expected a multiple of 32 up to the {threads} of the block"
+                    ));
+                }
                 let block = t / self.launch.threads as usize;
-                return self.named_barrier(t, 16 * block + id, count, op == "bar.sync");
+                return self.named_barrier(t, NAMED_BARRIERS * block + id, count, op == "bar.sync");
             }
             _ => return Ok(None),
         }

@@ -8,7 +8,8 @@
 //! `fence.proxy.async` makes all writes that are known to the fencing thread visible to TMA and `wgmma`, whichever
 //! thread wrote them; a thread that acquires the fence (at a barrier) acquires this visibility. A fence by the writer
 //! before its arrive counts, and so does a fence by the reader after its wait; a fence by the writer after its arrive
-//! does not (PTX ISA, "Memory Consistency Model", proxies).
+//! does not (PTX ISA, "Memory Consistency Model", proxies). Reads of a thread are over for the asynchronous proxy only
+//! after a fence of that thread: on an H200, a copy overtakes loads in flight although an arrival follows them.
 
 /// A vector clock: for each source, the last known event.
 pub type VectorClock = Vec<u32>;
@@ -19,12 +20,15 @@ pub struct SyncClocks {
     pub events: VectorClock,
     /// For each thread, the last event that is visible to the asynchronous proxy.
     async_visible: VectorClock,
+    /// For each thread, its last event before a proxy fence of its own.
+    fenced: VectorClock,
 }
 
 impl SyncClocks {
     pub fn join(&mut self, other: &SyncClocks) {
         join(&mut self.events, &other.events);
         join(&mut self.async_visible, &other.async_visible);
+        join(&mut self.fenced, &other.fenced);
     }
 }
 
@@ -41,7 +45,7 @@ impl Clocks {
             .map(|t| {
                 let mut own = vec![0; n];
                 own[t] = 1;
-                SyncClocks { events: own, async_visible: VectorClock::new() }
+                SyncClocks { events: own, ..SyncClocks::default() }
             })
             .collect();
         Clocks { known, threads: n }
@@ -62,6 +66,11 @@ impl Clocks {
         self.known[t as usize].async_visible.get(writer as usize).is_some_and(|&last| last >= when)
     }
 
+    /// Whether thread `t` knows of a proxy fence of `reader` after what it read at time `when`.
+    pub fn read_is_fenced(&self, t: u32, reader: u32, when: u32) -> bool {
+        self.known[t as usize].fenced.get(reader as usize).is_some_and(|&last| last >= when)
+    }
+
     /// Whether a source is a thread, not an mbarrier.
     pub fn is_thread(&self, source: u32) -> bool {
         (source as usize) < self.threads
@@ -79,7 +88,7 @@ impl Clocks {
     pub fn phases(&self, t: u32) -> SyncClocks {
         let mut events = self.known[t as usize].events.clone();
         events.iter_mut().take(self.threads).for_each(|event| *event = 0);
-        SyncClocks { events, async_visible: VectorClock::new() }
+        SyncClocks { events, ..SyncClocks::default() }
     }
 
     pub fn acquire(&mut self, t: u32, from: &SyncClocks) {
@@ -90,7 +99,12 @@ impl Clocks {
     pub fn fence(&mut self, t: u32) {
         let known = &mut self.known[t as usize];
         join(&mut known.async_visible, &known.events[..self.threads]);
-        known.events[t as usize] += 1;
+        let own = t as usize;
+        if known.fenced.len() <= own {
+            known.fenced.resize(own + 1, 0);
+        }
+        known.fenced[own] = known.events[own];
+        known.events[own] += 1;
     }
 
     /// Executes a barrier: every member acquires the events of all members.

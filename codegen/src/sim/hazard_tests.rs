@@ -63,6 +63,8 @@ impl Script {
         let number = |i: usize| words[i].parse::<u32>().unwrap_or_else(|_| panic!("{step}"));
         match words[0] {
             "sync" => self.asm("bar.sync 0;", "", ""),
+            "bar" => self.asm(&format!("bar.sync {}, {};", number(1), number(2)), "", ""),
+            "registers" => self.asm(&format!("setmaxnreg.inc.sync.aligned.u32 {};", number(1)), "", ""),
             "fence" => self.line("call void @llvm.nvvm.fence.proxy.async.shared_cta()"),
             "fence_init" => self.asm("fence.mbarrier_init.release.cluster;", "", ""),
             "init" => self.barrier(&format!("mbarrier.init.shared::cta.b64 [$0], {};", number(2)), number(1)),
@@ -426,6 +428,48 @@ fn async_reads_need_a_proxy_fence_after_stores() {
         let expected = if fine { Ok(()) } else { Err(&["without a proxy fence"][..]) };
         check(setup, &[(4, producer), (4, consumer)], expected);
     }
+}
+
+#[test]
+fn copies_over_what_threads_have_read_need_a_fence_of_the_reader() {
+    let init = "first init 0 1; first init 1 128; first fence_init";
+    let load = |phase: u32| format!("first expect 0 4096; first tma 0 0; wait 0 {phase}");
+    let fence = Err(&["without a proxy fence of its own"][..]);
+    // In one partition, with a barrier of the block.
+    for (between, expected) in
+        [("fence; sync", Ok(())), ("sync", fence), ("first fence; sync", fence), ("sync; first fence", fence)]
+    {
+        check(init, &[(4, &format!("{}; read 0; {between}; {}", load(0), load(1)))], expected);
+    }
+    // A consumer hands the buffer back to a producer.
+    let first = |phase: u32| format!("first expect 0 4096; first tma 0 0; first wait 0 {phase}");
+    let producer = |before: &str| format!("{}; first wait 1 0; {before} {}", first(0), first(1));
+    for (consumer, before, expected) in [
+        ("wait 0 0; read 0; fence; arrive 1", "", Ok(())),
+        ("wait 0 0; read 0; arrive 1", "", fence),
+        ("wait 0 0; read 0; arrive 1; fence", "", fence),
+        ("wait 0 0; read 0; arrive 1", "first fence;", fence),
+    ] {
+        check(init, &[(4, &producer(before)), (4, &format!("{consumer}; wait 0 1"))], expected);
+    }
+    // What `wgmma` has read needs none.
+    let load = |phase: u32| format!("first expect 0 8192; first tma 0 0; first tma 1 0; wait 0 {phase}");
+    check(init, &[(4, &format!("{}; mma 0 1; wait_mma 0; sync; {}", load(0), load(1)))], Ok(()));
+}
+
+#[test]
+fn limits_of_barriers_are_checked() {
+    check("first init 0 0", &[(4, "")], Err(&["an mbarrier of 0 arrivals"]));
+    check("first init 0 1048576", &[(4, "")], Err(&["an mbarrier of 1048576 arrivals"]));
+    check(INIT, &[(4, "first expect 0 1048576")], Err(&["expect_tx of 1048576 bytes"]));
+    check("", &[(4, "bar 16 128")], Err(&["a block has barriers 0 to 15"]));
+    for count in [0, 100, 160] {
+        check("", &[(4, &format!("bar 1 {count}"))], Err(&["expected a multiple of 32 up to the 128"]));
+    }
+    check("", &[(4, "bar 15 128")], Ok(()));
+    check("", &[(4, "registers 20")], Err(&["expected a multiple of 8 from 24 to 256"]));
+    check("", &[(4, "registers 240")], Ok(()));
+    check("", &[(4, "wait_mma 8")], Err(&["expected a number up to 7"]));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::memory::Shared;
 use super::parse::{Function, Inst, Line, Module, Operand, Ty};
 use super::random::Random;
 use super::value::{self, Value, mask};
+use crate::target::TensorMapDesc;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
@@ -50,6 +51,7 @@ impl LoadedKernel {
             let message = format!("the kernel takes {takes} arguments, tensor maps included, and the launch has {has}");
             return Err(SimError::Launch(message));
         }
+        launch.tensor_maps.iter().try_for_each(TensorMapDesc::check).map_err(SimError::Launch)?;
         let ctas = cluster_size(launch.llvm_ir)?;
         if !launch.grid[0].is_multiple_of(ctas) {
             let message = format!("a grid of {} blocks along x for clusters of {ctas}", launch.grid[0]);

@@ -222,12 +222,10 @@ impl Shared {
                     "race: a bulk copy overwrites shared byte {i}, which thread {reader} may still be reading"
                 ));
             }
-            // An H200 lets the copy overtake loads that are in flight, although an arrival follows them.
-            let unfenced =
-                |r: &Reader| !r.by_async_proxy && !self.clocks.visible_to_async_proxy(thread, r.thread, r.when);
+            let unfenced = |r: &Reader| !r.by_async_proxy && !self.clocks.read_is_fenced(thread, r.thread, r.when);
             if let Some(reader) = self.reader(i, unfenced) {
                 return Err(format!(
-                    "a bulk copy overwrites shared byte {i}, which thread {reader} read without a proxy fence in between"
+                    "a bulk copy overwrites shared byte {i}, which thread {reader} read without a proxy fence of its own in between"
                 ));
             }
             self.shadow[i] = Shadow { writer: Some((by, when)), copying: 0, readers: 0, defined: true };

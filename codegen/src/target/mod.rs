@@ -6,6 +6,7 @@
 mod schedule_names;
 
 use crate::analysis::bounds::Footprint;
+use crate::ir::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -315,6 +316,41 @@ pub struct TensorMapDesc {
     pub block: Vec<u32>,
     /// Shared-memory swizzle span in bytes: 0 (none), 32, 64 or 128.
     pub swizzle_bytes: u32,
+}
+
+impl TensorMapDesc {
+    /// Checks what is fixed when a kernel is compiled against the rules of `cuTensorMapEncodeTiled`. A mistake here is the
+    /// compiler's.
+    ///
+    /// # Errors
+    /// The broken rule.
+    pub fn check(&self) -> Result<(), String> {
+        let rank = self.shape.len();
+        if !(1..=5).contains(&rank) || self.strides.len() != rank - 1 || self.block.len() != rank {
+            return Err(format!(
+                "a tensor map of {rank} extents, {} strides and a block of {} extents: expected 1 to 5 dimensions, and a stride \
+                 of each but the innermost",
+                self.strides.len(),
+                self.block.len()
+            ));
+        }
+        if let Some(extent) = self.block.iter().find(|extent| !(1..=256).contains(*extent)) {
+            return Err(format!("a block extent of {extent} is outside 1..=256"));
+        }
+        let size = DType::from_name(&self.elem).ok_or_else(|| format!("elements of type {}", self.elem))?.bytes();
+        let row = self.block[0] * size as u32;
+        if !row.is_multiple_of(16) {
+            return Err(format!("a block row of {row} bytes is not a multiple of 16"));
+        }
+        match self.swizzle_bytes {
+            0 => Ok(()),
+            32 | 64 | 128 if row <= self.swizzle_bytes => Ok(()),
+            32 | 64 | 128 => {
+                Err(format!("a block row of {row} bytes is wider than the {}-byte swizzle", self.swizzle_bytes))
+            }
+            other => Err(format!("a swizzle of {other} bytes does not exist")),
+        }
+    }
 }
 
 /// Everything that a launch needs to know about compiled code.

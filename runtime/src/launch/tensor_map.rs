@@ -183,7 +183,7 @@ fn key_of(
 
 fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
     let rank = description.shape.len();
-    let (ty, size) = element_type(&description.elem).ok_or("its element type is not supported")?;
+    let (ty, _) = element_type(&description.elem).ok_or("its element type is not supported")?;
     let swizzle = match description.swizzle_bytes {
         0 => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
@@ -191,7 +191,7 @@ fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
         128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         other => return Err(format!("a swizzle of {other} bytes does not exist")),
     };
-    check_block(description, size)?;
+    description.check().map_err(|reason| format!("internal compiler error: {reason}; please report this"))?;
     let mut map = TensorMap { opaque: [0; 16] };
     let element_strides = [1_u32; MAX_RANK];
     // SAFETY: all arrays have `rank` entries (strides one less), `map` is valid for the write, and the base is only
@@ -222,25 +222,6 @@ fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
             description.block
         )),
     }
-}
-
-/// The box is fixed at compile time: a mistake here is a compiler bug.
-fn check_block(description: &TensorMapDesc, size: u64) -> Result<(), String> {
-    let ours = |what: String| Err(format!("internal compiler error: {what}; please report this"));
-    if let Some(extent) = description.block.iter().find(|extent| !(1..=256).contains(*extent)) {
-        return ours(format!("a block extent of {extent} is outside 1..=256"));
-    }
-    let inner = description.block[0] as u64 * size;
-    if !inner.is_multiple_of(16) {
-        return ours(format!("a block row of {inner} bytes is not a multiple of 16"));
-    }
-    if description.swizzle_bytes > 0 && inner > description.swizzle_bytes as u64 {
-        return ours(format!(
-            "a block row of {inner} bytes is wider than the {}-byte swizzle",
-            description.swizzle_bytes
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -299,10 +280,12 @@ mod tests {
     #[test]
     fn blocks_respect_tma_limits() {
         let mut description = description();
-        assert_eq!(check_block(&description, 2), Ok(()));
+        assert_eq!(description.check(), Ok(()));
         description.block = vec![128, 64];
-        assert!(check_block(&description, 2).unwrap_err().contains("256 bytes"));
+        assert!(description.check().unwrap_err().contains("256 bytes"));
         description.block = vec![64, 257];
-        assert!(check_block(&description, 2).unwrap_err().contains("257"));
+        assert!(description.check().unwrap_err().contains("257"));
+        description = TensorMapDesc { swizzle_bytes: 256, ..self::description() };
+        assert!(description.check().unwrap_err().contains("swizzle of 256"));
     }
 }

@@ -324,7 +324,15 @@ impl Lowering<'_> {
         let mn_major = instruction.allows_mn_major();
         let b_matrix = self.matrix(b, 0, mn_major);
         let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, 1, mn_major));
-        let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
+        // Four words for each step. They are packed before the fence, which orders writes of registers before `wgmma`.
+        let words_per_tile = 4 * k_steps as usize;
+        let a_words = match a_matrix {
+            Some(_) => Vec::new(),
+            None => {
+                let regs = self.regs(a);
+                self.words(&regs, instruction.operands[0])
+            }
+        };
         // Warpgroups are distributed along M first, then along N.
         let groups_m = warps[0] / 4;
         let group = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
@@ -363,12 +371,8 @@ impl Lowering<'_> {
                             )
                         }
                         None => {
-                            let regs = a_regs.as_ref().expect("internal compiler error: no operand a");
-                            // Four words for each step.
-                            let [dtype, _] = instruction.operands;
-                            let step = 4 * (32 / dtype.bits());
-                            let first = (mi * k_steps) as usize * step;
-                            OperandA::Registers(self.words(&regs[first..first + k_used as usize * step], dtype))
+                            let of_tile = &a_words[mi as usize * words_per_tile..][..4 * k_used as usize];
+                            OperandA::Registers(of_tile.to_vec())
                         }
                     };
                     let b =

@@ -316,6 +316,7 @@ impl<'f> Lowering<'f> {
     fn params(&mut self, dependencies: &ThreadDependencies) -> Vec<String> {
         let func = self.func;
         let shared_between_threads = dependencies.shared_arguments();
+        let releases = memory_effects::may_release_stores(func);
         let mut params = Vec::new();
         for (i, (arg, &v)) in func.args.iter().zip(&func.block(func.body).params).enumerate() {
             let elem = func.ty(v).elem().expect("internal compiler error: argument type");
@@ -323,8 +324,10 @@ impl<'f> Lowering<'f> {
                 Elem::Ptr(_) => {
                     // Written buffers are borrowed exclusively: no two arguments overlap.
                     let readonly = if self.written.contains(&v) { "" } else { " readonly" };
-                    // `noalias` would assert that only this thread changes the memory, regardless of barriers.
-                    let noalias = if shared_between_threads.contains(&v) { "" } else { " noalias" };
+                    // `noalias` would assert that only this thread accesses what it writes, regardless of barriers, and of
+                    // atomics that release stores to other programs.
+                    let shared = shared_between_threads.contains(&v) || releases && self.written.contains(&v);
+                    let noalias = if shared { "" } else { " noalias" };
                     format!(
                         "ptr addrspace(1){noalias}{readonly} align {} %a{i}",
                         1 << arg.divisible_by.trailing_zeros().min(4)
