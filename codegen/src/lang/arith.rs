@@ -477,7 +477,7 @@ macro_rules! extrema {
     ($($(#[$meta:meta])* $name:ident, $op:ident;)*) => { $(
         $(#[$meta])*
         #[track_caller]
-        pub fn $name<A: Combine<B>, B>(a: A, b: B, propagate_nan: bool) -> A::Output {
+        pub fn $name<A: Combine<B, Output = O>, B, O>(a: A, b: B, propagate_nan: bool) -> O {
             if propagate_nan { a.extremum_or_nan(b, BinaryOp::$op) } else { a.combine(b, BinaryOp::$op) }
         }
     )* };

@@ -558,18 +558,36 @@ impl<A> Choose<A, A> for bool {
     }
 }
 
-impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
+/// The second arm of a run-time `if`, whose first one is a `First`: the same type.
+#[diagnostic::on_unimplemented(
+    message = "the arms of this `if` have different types: `{First}` and `{Self}`",
+    label = "expected `{First}` in both arms",
+    note = "convert one of them: `.to::<f32>()` for the element type, `.scalar()` for a tile of one element, `full_like(tile, number)` or \
+            `full::<f32>([…], number)` for a number beside a tile"
+)]
+pub trait ArmLike<First> {
+    #[doc(hidden)]
+    fn into_arm(self) -> First;
+}
+
+impl<X> ArmLike<X> for X {
+    fn into_arm(self) -> X {
+        self
+    }
+}
+
+impl<A: Carried, B: Carried<Handle: ArmLike<A::Handle>>> Choose<A, B> for Scalar<bool> {
     type Output = A::Handle;
     #[track_caller]
     fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
         let loc = here();
         let first = record_arm(|| then().into_handle());
-        let second = record_arm(|| otherwise().into_handle());
+        let second = record_arm(|| otherwise().into_handle().into_arm());
         choose_arm::<A>(self, &loc, names, [first, second])
     }
 }
 
-impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Tile<bool> {
+impl<A: Carried, B: Carried<Handle: ArmLike<A::Handle>>> Choose<A, B> for Tile<bool> {
     type Output = A::Handle;
     #[track_caller]
     fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {

@@ -179,11 +179,11 @@ fn interleaved(mut parts: Vec<Value>, to: &[usize]) -> Value {
 ///
 /// With `pack = 2`, 4 or 8, the function takes and returns arrays of that many neighbors along the last dimension.
 #[track_caller]
-pub fn map_elementwise<R: Reducible, E: Mapped, P: Packing<R>>(
+pub fn map_elementwise<R: Reducible, E: Mapped<Tiles = O>, P: Packing<R>, O>(
     x: R,
     function: impl FnOnce(P::Elements) -> E,
     _pack: P,
-) -> E::Tiles {
+) -> O {
     let tiles = x.tiles();
     let to = require_same_shape(&tiles, "map_elementwise");
     let elements = P::elements(&tiles, &to);

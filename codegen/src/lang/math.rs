@@ -159,18 +159,14 @@ impl<X: Data> Condition<X> for bool {
 /// `condition ? x : y`, elementwise; all three are broadcast to their common shape. Both `x` and `y` are evaluated.
 #[track_caller]
 #[allow(clippy::type_complexity)]
-pub fn where_<C, X, Y>(
-    condition: C,
-    x: X,
-    y: Y,
-) -> <C as Condition<<<X as Combine<Y>>::Output as Carried>::Handle>>::Chosen
+pub fn where_<C, X, Y, Both, Chosen: Data>(condition: C, x: X, y: Y) -> Chosen
 where
-    X: Combine<Y> + Operand<ElemOf<X, Y>>,
-    Y: Operand<ElemOf<X, Y>>,
-    <X as Combine<Y>>::Output: Carried<Handle: Data>,
-    C: Condition<<<X as Combine<Y>>::Output as Carried>::Handle>,
+    X: Combine<Y, Output: Carried<Handle = Both>> + Operand<Both::Elem>,
+    Y: Operand<Both::Elem>,
+    Both: Data,
+    C: Condition<Both, Chosen = Chosen>,
 {
-    let dtype = <ElemOf<X, Y>>::dtype();
+    let dtype = Both::Elem::dtype();
     let raws = [x.raw(), y.raw()];
     let condition = super::operand::materialize(condition.raw(), crate::ir::DType::Bool);
     let mut shapes = vec![shape(condition)];
@@ -186,9 +182,6 @@ where
     });
     Data::from_value(emit(|b| b.select(condition, x, y)))
 }
-
-/// Element type of the result of combining `X` and `Y`.
-type ElemOf<X, Y> = <<<X as Combine<Y>>::Output as Carried>::Handle as Data>::Elem;
 
 /// Group-major order of a `size_i` × `size_j` grid, for L2 reuse (Triton's `swizzle2d`): maps the row-major (i, j) to
 /// the (i, j) that visits groups of `size_g` ≥ 1 rows column by column.

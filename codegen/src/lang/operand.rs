@@ -233,11 +233,11 @@ pub fn literal_of<T: AssignLiteral<L>, L>(literal: L) -> T {
     T::from_literal(literal)
 }
 
-/// The value of an arm that is a literal, where the other arm has this type.
+/// The value of an arm that is a literal, where the other arms have this type, and one is chosen at specialization. The shape of
+/// a tile in an arm that is not recorded is unknown: the literal is a tile without dimensions, which broadcasts.
 #[diagnostic::on_unimplemented(
-    message = "one arm of this `if` is a number literal, the other one is a `{Self}`",
-    label = "expected a number here",
-    note = "the arms have one type: for a tile, write `full_like(tile, number)` or `full::<f32>([…], number)`"
+    message = "one arm is a number literal, the other one is a `{Self}`",
+    label = "expected a number, or a tile of numbers; `0.0` needs a float type"
 )]
 pub trait ArmLiteral<L> {
     #[doc(hidden)]
@@ -246,11 +246,36 @@ pub trait ArmLiteral<L> {
 }
 
 #[diagnostic::do_not_recommend]
-impl<L, T: AssignLiteral<L>> ArmLiteral<L> for T {
+impl<T: Dtype, L: HostNum<T>> ArmLiteral<L> for Tile<T> {
     #[track_caller]
     fn from_arm(literal: L) -> Self {
-        T::from_literal(literal)
+        Tile::from_value(constant(literal.number(), T::dtype(), &[]))
     }
+}
+
+macro_rules! literal_arms {
+    ($lit:ident: $class:ident, $($ty:ty),*) => {
+        literal_arms!(@ [T: $class] $lit, Scalar<T>);
+        $(literal_arms!(@ [] $lit, $ty);)*
+    };
+    (@ [$($generics:tt)*] $lit:ident, $ty:ty) => {
+        #[diagnostic::do_not_recommend]
+        impl<$($generics)*> ArmLiteral<$lit> for $ty {
+            #[track_caller]
+            fn from_arm(literal: $lit) -> Self {
+                AssignLiteral::from_literal(literal)
+            }
+        }
+    };
+}
+literal_arms!(IntLit: Num, IntLit, i8, i16, i32, i64, u8, u16, u32, u64, usize);
+literal_arms!(FloatLit: Float, FloatLit, f32, f64);
+
+/// A number literal as an arm of a `match`, in the type of the others.
+#[doc(hidden)]
+#[track_caller]
+pub fn literal_arm<T: ArmLiteral<L>, L>(literal: L) -> T {
+    T::from_arm(literal)
 }
 
 /// What a run-time `if` yields, where its other arm is a number literal: a tile of that number, or a scalar.

@@ -3,7 +3,7 @@
 use crate::diag::Diagnostic;
 use crate::ir::{BlockId, Builder, DType, Func, Loc, Op, Type, Value};
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 struct Recorder {
@@ -27,6 +27,8 @@ thread_local! {
     /// The element type of each type parameter of the kernel. Not part of the recorder, because it is read while ops
     /// are being appended.
     static GENERICS: RefCell<Vec<DType>> = const { RefCell::new(Vec::new()) };
+    /// The number of calls of device functions in progress.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A recorded kernel.
@@ -76,6 +78,38 @@ pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Re
             Err(other) => resume_unwind(other),
         },
     }
+}
+
+/// Limit on the nesting of calls of device functions, far below what overflows the stack of a thread.
+const MAX_DEPTH: usize = 100;
+
+/// A call of a device function in progress.
+#[doc(hidden)]
+pub struct FunctionCall;
+
+impl Drop for FunctionCall {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+/// Counts a call of the device function `name`; fails where too many are nested, as in a recursion without end.
+#[doc(hidden)]
+#[track_caller]
+pub fn enter_function(name: &str) -> FunctionCall {
+    DEPTH.set(DEPTH.get() + 1);
+    let call = FunctionCall;
+    if DEPTH.get() > MAX_DEPTH {
+        fail(
+            error_here(format!("more than {MAX_DEPTH} calls of device functions are nested"))
+                .label(format!("`{name}` calls itself, with no end"))
+                .help(
+                    "a call is recorded when the kernel is specialized, in both arms of a run-time `if`: end the recursion with a condition on \
+                     constexpr values, or write a loop with `range` or `while`",
+                ),
+        );
+    }
+    call
 }
 
 fn with<R>(f: impl FnOnce(&mut Recorder) -> R) -> R {

@@ -40,9 +40,14 @@ impl Body {
         Body { bound: triton::bound(&f.block, f.sig.inputs.iter().cloned()), ..Body::default() }
     }
 
+    /// Whether a pattern of the function binds a name.
+    pub fn is_bound(&self, name: &str) -> bool {
+        self.bound.contains(name)
+    }
+
     /// The module name, such as `tl`, that an expression starts with.
     pub fn triton_module<'a>(&self, expr: &'a Expr) -> Option<&'a Ident> {
-        triton::module(expr).filter(|name| !self.bound.contains(&name.to_string()))
+        triton::module(expr).filter(|name| !self.is_bound(&name.to_string()))
     }
 
     pub fn reject(&mut self, span: Span, message: impl std::fmt::Display) -> TokenStream {
@@ -134,10 +139,21 @@ impl Body {
             return quote!(#statements let #pat #ty = #value;);
         }
         let value = match literals {
-            Literals::Adapt => self.operand(expr),
+            Literals::Adapt => self.adaptable(expr),
             Literals::Keep => self.expr(expr),
         };
         quote!(let #pat #ty = #value;)
+    }
+
+    /// Rewrites the value of a `let`; literals, also those in tuples, take the type of what they meet later.
+    fn adaptable(&mut self, expr: &Expr) -> TokenStream {
+        match expr {
+            Expr::Tuple(tuple) => {
+                let elems: Vec<TokenStream> = tuple.elems.iter().map(|e| self.adaptable(e)).collect();
+                quote!((#(#elems,)*))
+            }
+            _ => self.operand(expr),
+        }
     }
 
     fn expression_statement(&mut self, expr: &Expr) -> TokenStream {
@@ -182,7 +198,7 @@ impl Body {
     /// Rewrites the left side of an assignment.
     fn place(&mut self, expr: &Expr) -> TokenStream {
         match expr {
-            Expr::Path(path) if path.path.get_ident().is_some_and(|name| !self.bound.contains(&name.to_string())) => {
+            Expr::Path(path) if path.path.get_ident().is_some_and(|name| !self.is_bound(&name.to_string())) => {
                 let name = path.to_token_stream();
                 let message = format!(
                     "`{name}` is not declared: write `let {name} = …`, or `let mut {name} = …` if it changes later"
@@ -227,7 +243,7 @@ impl Body {
     pub fn expr(&mut self, expr: &Expr) -> TokenStream {
         match expr {
             Expr::Path(path) => {
-                let name = path.path.get_ident().filter(|name| !self.bound.contains(&name.to_string()));
+                let name = path.path.get_ident().filter(|name| !self.is_bound(&name.to_string()));
                 if let Some(name @ ("True" | "False")) = name.map(Ident::to_string).as_deref() {
                     return self.reject(path.span(), format!("in Rust, write `{}`", name.to_lowercase()));
                 }

@@ -179,12 +179,13 @@ impl Body {
                     );
                     given[next] = Some(self.reject(arg.span(), message));
                 }
-                // A closure binds to the parameter that takes one, and skips optional parameters that are left out.
+                // A function binds to the parameter that takes one, and skips optional parameters that are left out.
                 Some(_) => {
-                    if matches!(arg, Expr::Closure(_))
-                        && let Some(i) = f.params.iter().position(|p| p.name == "combine")
+                    if self.is_function(arg)
+                        && let Some(i) = f.params.iter().position(|p| ["combine", "function"].contains(&p.name))
+                        && given[i].is_none()
                     {
-                        given[i] = Some(self.expr(arg));
+                        given[i] = Some(self.argument(f.params[i].kind, arg));
                         continue;
                     }
                     given[next] = Some(self.argument(f.params[next].kind, arg));
@@ -211,6 +212,13 @@ impl Body {
             _ => quote!(),
         };
         quote_spanned!(span=> #lang::#function #turbofish (#(#complete),*))
+    }
+
+    /// Whether an argument is a closure or, by its name, a function.
+    fn is_function(&self, arg: &Expr) -> bool {
+        let Expr::Path(path) = arg else { return matches!(arg, Expr::Closure(_)) };
+        let name = path.path.get_ident().map(Ident::to_string);
+        name.is_some_and(|name| !self.is_bound(&name) && name.starts_with(|c: char| c.is_lowercase()))
     }
 
     fn argument(&mut self, kind: Kind, value: &Expr) -> TokenStream {

@@ -71,15 +71,18 @@ impl Body {
             Expr::If(e) => self.branch_value(e),
             Expr::Match(e) => {
                 let scrutinee = self.expr(&e.expr);
-                let arms: Vec<TokenStream> = e
-                    .arms
-                    .iter()
-                    .map(|arm| {
-                        let pat = self.arm_pattern(arm);
-                        let body = self.value_of(&arm_block(arm));
-                        quote!(#pat => { #body })
-                    })
-                    .collect();
+                let is_literal: Vec<bool> = e.arms.iter().map(|arm| literal_of(&arm_block(arm)).is_some()).collect();
+                let of_others = is_literal.contains(&false);
+                let mut arms = Vec::new();
+                for (arm, is_literal) in e.arms.iter().zip(is_literal) {
+                    let (pat, block) = (self.arm_pattern(arm), arm_block(arm));
+                    let mut body = self.value_of(&block);
+                    if is_literal && of_others {
+                        let (span, lang) = (arm.body.span(), lang(arm.body.span()));
+                        body = quote_spanned!(span=> #lang::operand::literal_arm(#body));
+                    }
+                    arms.push(quote!(#pat => { #body }));
+                }
                 quote!(match #scrutinee { #(#arms)* })
             }
             Expr::Block(e) => {
@@ -393,9 +396,16 @@ fn with_condition(
 
 /// Whether the first arm is a number literal, where one of two is.
 fn literal_arm(e: &ExprIf) -> Option<bool> {
-    let literal = |block: &Block| matches!(&block.stmts[..], [Stmt::Expr(last, None)] if literal::kind(last).is_some());
-    let first = literal(&e.then_branch);
-    (first != literal(&else_block(&e.else_branch.as_ref()?.1))).then_some(first)
+    let first = literal_of(&e.then_branch).is_some();
+    (first != literal_of(&else_block(&e.else_branch.as_ref()?.1)).is_some()).then_some(first)
+}
+
+/// The kind of the number literal that a block is.
+fn literal_of(block: &Block) -> Option<literal::Kind> {
+    match &block.stmts[..] {
+        [Stmt::Expr(last, None)] => literal::kind(last),
+        _ => None,
+    }
 }
 
 /// The block after `else`.

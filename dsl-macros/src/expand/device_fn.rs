@@ -2,7 +2,7 @@
 
 use super::body::Body;
 use proc_macro2::TokenStream;
-use quote::{ToTokens, quote};
+use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Error, FnArg, PatType, PathArguments, ReturnType, Type};
 
@@ -60,7 +60,10 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let inner = body.function(&f.block);
     let errors: Vec<TokenStream> = body.errors.into_iter().map(Error::into_compile_error).collect();
     if errors.is_empty() {
-        f.block = match syn::parse2(quote!({ #inner })) {
+        let (depth, name) = (super::body::hygienic("depth"), f.sig.ident.to_string());
+        let lang = super::lang(f.sig.ident.span());
+        let enter = quote_spanned!(f.sig.ident.span()=> let #depth = #lang::record::enter_function(#name););
+        f.block = match syn::parse2(quote!({ #enter #inner })) {
             Ok(block) => block,
             Err(e) => return e.into_compile_error(),
         };

@@ -525,6 +525,53 @@ fn literal_arms_take_the_type_of_the_other_arm() {
     }
 }
 
+/// Arms that are literals beside tiles, in a `match` and where the condition is known at specialization; literals in a tuple; a
+/// device function that calls itself; the function of `map_elementwise` first, as in Triton.
+#[kernel]
+fn literals_beside_tiles(out: Out<f32>, n: i32, #[constexpr] mode: usize) {
+    let row = arange(0, 8).to::<f32>();
+    let scaled = match mode {
+        0 => row * 2.0,
+        1 => 1.0,
+        _ => -3.5,
+    };
+    let offset = if mode == 2 { row } else { 0.25 };
+    let (mut total, (factor, one)) = (0.0, (0.5, 1.0));
+    for i in range(0, n) {
+        total += i.to::<f32>() * factor;
+    }
+    let raised = power(row + one, 3);
+    store(out + arange(0, 8), scaled + offset + total);
+    store(out + 8 + arange(0, 8), scaled);
+    store(out + 16 + arange(0, 8), map_elementwise(one_more, raised));
+}
+
+#[device_fn]
+fn one_more(x: Scalar<f32>) -> Scalar<f32> {
+    x + 1.0
+}
+
+#[device_fn]
+fn power(x: Tile<f32>, n: usize) -> Tile<f32> {
+    if n == 0 { 1.0 } else { x * power(x, n - 1) }
+}
+
+#[test]
+fn literals_take_the_type_of_tiles_and_tuples_hold_literals() {
+    for mode in 0..3 {
+        let n = 4;
+        let consts = vec![("mode", ConstValue::Int(mode))];
+        let got = run(&LITERALS_BESIDE_TILES, &consts, &[Arg::OutF32(24), Arg::Int(n)], 1).f32(0);
+        for i in 0..8 {
+            let row = i as f32;
+            let scaled = [row * 2.0, 1.0, -3.5][mode as usize];
+            let offset = if mode == 2 { row } else { 0.25 };
+            let want = [scaled + offset + 3.0, scaled, (row + 1.0).powi(3) + 1.0];
+            assert_eq!([got[i], got[8 + i], got[16 + i]], want, "mode {mode}, element {i}");
+        }
+    }
+}
+
 /// Numbers that branches assign, outside of loops.
 #[kernel]
 fn assigned_numbers(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] wide: bool) {

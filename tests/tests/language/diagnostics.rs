@@ -4,18 +4,20 @@ use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
 use tilewright::prelude::*;
 
 /// The message for a kernel of this file, with its source line.
-fn message(def: &KernelDef) -> String {
-    let source = include_str!("diagnostics.rs");
+fn text(def: &KernelDef) -> String {
     match def.record(&[], &[], &Specialization::default()) {
         Ok(_) => panic!("{} records without an error", def.name),
-        Err(d) => {
-            let text = d.render(Some(source));
-            for internal in ["Tile<", "Scalar<", "IntLit", "Value(", "lang::", "Operand"] {
-                assert!(!text.contains(internal), "`{internal}` in\n{text}");
-            }
-            text
-        }
+        Err(d) => d.render(Some(include_str!("diagnostics.rs"))),
     }
+}
+
+/// The message for a kernel whose line names no types.
+fn message(def: &KernelDef) -> String {
+    let text = text(def);
+    for internal in ["Tile<", "Scalar<", "IntLit", "Value(", "lang::", "Operand"] {
+        assert!(!text.contains(internal), "`{internal}` in\n{text}");
+    }
+    text
 }
 
 #[kernel]
@@ -41,6 +43,16 @@ fn too_many_parts(x: In<f32>, out: Out<f32>) {
 #[kernel]
 fn sorts_another_extent(x: In<f32>, out: Out<f32>) {
     store(out, sum(sort(zeros::<f32>([4, 96]), axis = 0)));
+}
+
+#[device_fn]
+fn without_end(x: Tile<f32>, n: Scalar<i32>) -> Tile<f32> {
+    if n == 0 { x } else { without_end(x * 0.5, n - 1) }
+}
+
+#[kernel]
+fn calls_itself_without_end(out: Out<f32>, n: i32) {
+    store(out + arange(0, 8), without_end(ones::<f32>([8]), n));
 }
 
 #[kernel]
@@ -317,4 +329,11 @@ fn mistakes_name_the_line() {
         let text = message(def);
         insta::assert_snapshot!(def.name, text);
     }
+}
+
+#[test]
+fn recursion_without_end_is_refused() {
+    insta::assert_snapshot!(text(&CALLS_ITSELF_WITHOUT_END));
+    // The next kernel starts to count again.
+    assert!(text(&CALLS_ITSELF_WITHOUT_END).contains("`without_end` calls itself"));
 }

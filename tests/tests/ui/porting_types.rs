@@ -33,10 +33,37 @@ fn a_row_sum_is_a_tile(x: In<f32>, out: Out<f32>) {
 }
 
 #[kernel]
-fn one_arm_is_a_literal(x: In<f32>, out: Out<f32>, #[constexpr] scaled: bool) {
+fn one_arm_is_a_literal(x: In<i32>, out: Out<i32>, #[constexpr] scaled: bool) {
     let v = load(x + arange(0, 64));
-    let w = if scaled { v * 2.0 } else { 1.0 };
+    let w = if scaled { v * 2 } else { 1.5 };
     store(out + arange(0, 64), w);
+}
+
+#[kernel]
+fn an_arm_of_a_match_is_a_literal(x: In<i32>, out: Out<i32>, #[constexpr] mode: usize) {
+    let v = load(x + arange(0, 64));
+    let w = match mode {
+        0 => v * 2,
+        _ => 1.5,
+    };
+    store(out + arange(0, 64), w);
+}
+
+const EPS: f32 = 1e-6;
+
+#[kernel]
+fn arms_differ(x: In<f32>, out: Out<f32>, n: i32) {
+    let v = load(x + arange(0, 64));
+    let w = if n > 3 { sum(v, axis = 0) } else { EPS };
+    store(out, w);
+}
+
+#[kernel]
+fn larger_of_two_types(x: In<f32>, out: Out<f32>) {
+    let v = load(x + arange(0, 64));
+    let w = maximum(v, arange(0, 64));
+    let u = where_(v, v, v);
+    store(out + arange(0, 64), w + u);
 }
 
 fn main() {}
