@@ -21,6 +21,10 @@ use crate::layout::{LinearLayout, Swizzle};
 use crate::num::int_range;
 use crate::target::HostExpr;
 
+const NO_VIEW: &str = "it has no block";
+const NO_BASE: &str = "its base is not an argument plus products of indices and strides, which are arguments or constants and multiples of \
+                       16 bytes";
+
 const MAX_RANK: usize = 5;
 pub const MAX_BOX: u32 = 256;
 /// Required alignment of strides and addresses in bytes.
@@ -44,6 +48,8 @@ pub struct TmaPlan {
     pub swizzle_bytes: u32,
     /// Coordinates of the block, by dimension of the map: values of type i64 or i32.
     pub coordinates: Vec<Value>,
+    /// The indices in the base, before casts, which become the last coordinates.
+    indices: Vec<Value>,
     /// By dimension of the map: whether the block may lie outside the tensor, where it reads padding. In other
     /// dimensions, coordinates are below the extent.
     pub checked: Vec<bool>,
@@ -57,6 +63,29 @@ pub struct BoxCopy {
     pub offset: u32,
     /// Elements from the block's start, by dimension of the map.
     pub start: Vec<u32>,
+}
+
+impl TmaPlan {
+    /// Checks that the indices in the base are coordinates: TMA takes a negative one for a place outside of the tensor, and casts to
+    /// fewer bits change them. Passes ask this before they choose TMA; later ones rewrite divisions, and the ranges of the
+    /// results are no longer known.
+    ///
+    /// # Errors
+    /// What an index may be.
+    pub fn check_indices(&self, func: &Func, axis: &AxisAnalysis) -> Result<(), String> {
+        self.indices.iter().try_for_each(|&index| {
+            let loc = func.def_op(index).map(|id| format!(" at {}", func.op(id).loc)).unwrap_or_default();
+            if axis.get(func, index).range.0 < 0 {
+                return Err(format!(
+                    "an index in the base{loc} may be negative as far as is known: write `maximum(index, 0)` where it cannot be"
+                ));
+            }
+            match casts_keep(func, axis, index) {
+                true => Ok(()),
+                false => Err(format!("a cast of an index in the base{loc} may change its value")),
+            }
+        })
+    }
 }
 
 /// Whether TMA stores to no element outside of a view's tensor: it writes whole chunks of 16 bytes, so that the extent of
@@ -75,7 +104,10 @@ fn is_aligned(func: &Func, axis: &AxisAnalysis, elements: Value, bytes: u64) -> 
 }
 
 /// The plan for a view, with boundary checks in the dimensions of `boundary`, and a shared buffer of its block shape, by a
-/// multiple of `pieces` copies. `None` if TMA cannot copy it.
+/// multiple of `pieces` copies.
+///
+/// # Errors
+/// Why TMA cannot copy it.
 pub fn plan(
     func: &Func,
     axis: &AxisAnalysis,
@@ -83,14 +115,16 @@ pub fn plan(
     boundary: &[usize],
     buffer: &Type,
     pieces: u32,
-) -> Option<TmaPlan> {
-    let (Type::View { block, .. }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
+) -> Result<TmaPlan, String> {
+    let (Type::View { block, .. }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else {
+        return Err(NO_VIEW.into());
+    };
     plan_pieces(func, axis, view, boundary, (&extents(block), func.layout(*layout)), pieces)
 }
 
 /// As [`plan`], for a row-major buffer without a swizzle.
-pub fn plan_dense(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> Option<TmaPlan> {
-    let Type::View { block, .. } = func.ty(view) else { return None };
+pub fn plan_dense(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> Result<TmaPlan, String> {
+    let Type::View { block, .. } = func.ty(view) else { return Err(NO_VIEW.into()) };
     let block = extents(block);
     let layout = LinearLayout::shared_row_major(&block, view_operands(func, view).order);
     plan_block(func, axis, view, boundary, &block, &layout)
@@ -104,7 +138,7 @@ pub fn plan_block(
     boundary: &[usize],
     block: &[u32],
     layout: &LinearLayout,
-) -> Option<TmaPlan> {
+) -> Result<TmaPlan, String> {
     plan_pieces(func, axis, view, boundary, (block, layout), 1)
 }
 
@@ -115,13 +149,16 @@ fn plan_pieces(
     boundary: &[usize],
     (block, layout): (&[u32], &LinearLayout),
     pieces: u32,
-) -> Option<TmaPlan> {
+) -> Result<TmaPlan, String> {
     let parts = view_operands(func, view);
-    let Type::View { elem, .. } = func.ty(view) else { return None };
+    let Type::View { elem, .. } = func.ty(view) else { return Err(NO_VIEW.into()) };
     let bytes = elem.bytes() as u64;
     let inner = parts.order[0];
-    if *elem == DType::Bool || axis.scalar_constant(func, parts.strides[inner]) != Some(1) {
-        return None;
+    if *elem == DType::Bool {
+        return Err("its elements are bool".into());
+    }
+    if axis.scalar_constant(func, parts.strides[inner]) != Some(1) {
+        return Err(format!("the stride of axis {inner} is not known to be 1"));
     }
     let aligned = |elements: Value| is_aligned(func, axis, elements, bytes);
     let mut plan = TmaPlan {
@@ -132,35 +169,46 @@ fn plan_pieces(
         block: Vec::new(),
         swizzle_bytes: 0,
         coordinates: Vec::new(),
+        indices: Vec::new(),
         checked: Vec::new(),
         copies: Vec::new(),
     };
     for &d in parts.order {
         plan.shape.push(match host_expr(func, axis, parts.shape[d], &[DType::I32]) {
-            Some(HostExpr::Const(extent)) if extent > MAX_EXTENT => return None,
+            Some(HostExpr::Const(extent)) if extent > MAX_EXTENT => {
+                return Err(format!("the extent of axis {d} is {extent}, above {MAX_EXTENT}"));
+            }
             Some(extent) => extent,
             // Without a boundary check, the block lies inside the extent.
             None if !boundary.contains(&d) && axis.get(func, parts.shape[d]).range.1 <= MAX_EXTENT.into() => {
                 HostExpr::Const(MAX_EXTENT)
             }
-            None => return None,
+            None => return Err(format!("the extent of axis {d} is neither an i32 argument nor a constant")),
         });
         // Hopper takes a copy whose rows start elsewhere for an illegal instruction.
         if d == inner {
-            aligned(parts.offsets[d]).then_some(())?;
+            if !aligned(parts.offsets[d]) {
+                return Err(format!("the offset along axis {d} is not known to be a multiple of {ALIGN} bytes"));
+            }
         } else {
-            aligned(parts.strides[d]).then_some(())?;
-            plan.strides.push(host_expr(func, axis, parts.strides[d], &[DType::I32, DType::I64])?);
+            if !aligned(parts.strides[d]) {
+                return Err(format!("the stride of axis {d} is not known to be a multiple of {ALIGN} bytes"));
+            }
+            let stride = host_expr(func, axis, parts.strides[d], &[DType::I32, DType::I64]);
+            plan.strides
+                .push(stride.ok_or_else(|| format!("the stride of axis {d} is neither an argument nor a constant"))?);
         }
         plan.coordinates.push(parts.offsets[d]);
         plan.checked.push(boundary.contains(&d));
     }
     plan.base = base(func, axis, parts.base, &mut plan, &aligned)?;
     if plan.shape.len() > MAX_RANK {
-        return None;
+        let rank = plan.shape.len();
+        return Err(format!("it has {rank} axes, together with the indices in its base: a tensor map has {MAX_RANK}"));
     }
-    boxes(layout, block, parts.order, *elem, pieces, &mut plan)?;
-    Some(plan)
+    let found = boxes(layout, block, parts.order, *elem, pieces, &mut plan);
+    found.ok_or("TMA cannot write the layout of its buffer in shared memory")?;
+    Ok(plan)
 }
 
 /// A value that the host can compute: a constant, or an integer argument, possibly widened.
@@ -182,26 +230,32 @@ fn host_expr(func: &Func, axis: &AxisAnalysis, v: Value, types: &[DType]) -> Opt
 }
 
 /// The pointer argument that an address is based on. Offsets added to it become dimensions of the plan.
+///
+/// # Errors
+/// Why the host cannot compute it.
 fn base(
     func: &Func,
     axis: &AxisAnalysis,
     v: Value,
     plan: &mut TmaPlan,
     aligned: &dyn Fn(Value) -> bool,
-) -> Option<usize> {
+) -> Result<usize, String> {
     match func.value(v).def {
-        Def::Param(block, i) if block == func.body => func.args[i].divisible_by.is_multiple_of(ALIGN).then_some(i),
-        Def::Param(..) => None,
+        Def::Param(block, i) if block == func.body => match func.args[i].divisible_by.is_multiple_of(ALIGN) {
+            true => Ok(i),
+            false => Err(format!("`{}` is not known to be aligned to {ALIGN} bytes", func.args[i].name)),
+        },
+        Def::Param(..) => Err(NO_BASE.into()),
         Def::Result(id, _) => {
             let data = func.op(id);
             match data.op {
                 Op::Hint { .. } => base(func, axis, data.operands[0], plan, aligned),
                 Op::PtrAdd => {
                     let found = base(func, axis, data.operands[0], plan, aligned)?;
-                    terms(func, axis, data.operands[1], plan, aligned)?;
-                    Some(found)
+                    terms(func, axis, data.operands[1], plan, aligned).ok_or(NO_BASE)?;
+                    Ok(found)
                 }
-                _ => None,
+                _ => Err(NO_BASE.into()),
             }
         }
     }
@@ -225,8 +279,9 @@ fn terms(
             terms(func, axis, data.operands[0], plan, aligned)?;
             terms(func, axis, data.operands[1], plan, aligned)
         }
-        Op::Binary(BinaryOp::Mul) => {
+        Op::Binary(BinaryOp::Mul) if matches!(func.ty(v).dtype(), Some(DType::I32 | DType::I64)) => {
             let (scalar, stride) = factors(func, axis, v).find(|&(_, stride)| aligned(stride))?;
+            plan.indices.push(scalar);
             plan.shape.push(HostExpr::Const(MAX_EXTENT));
             plan.checked.push(false);
             plan.strides.push(host_expr(func, axis, stride, &[DType::I32, DType::I64])?);
@@ -261,30 +316,6 @@ fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
         Op::Cast | Op::Hint { .. } => narrow(func, axis, data.operands[0]),
         _ => None,
     }
-}
-
-/// Whether the scalars in the base of a view are coordinates: TMA takes a negative one for a place outside of the tensor, and
-/// casts to fewer bits change them. Passes ask this before they choose TMA; later ones rewrite divisions, and the ranges of
-/// the results are no longer known.
-pub fn has_coordinates(func: &Func, axis: &AxisAnalysis, view: Value) -> bool {
-    let Type::View { elem, .. } = func.ty(view) else { return false };
-    let is_stride = |&(_, stride): &(Value, Value)| is_aligned(func, axis, stride, elem.bytes() as u64);
-    let mut rest = vec![view_operands(func, view).base];
-    while let Some(v) = rest.pop() {
-        let Some(data) = func.def_op(v).map(|id| func.op(id)) else { continue };
-        match data.op {
-            Op::Hint { .. } | Op::PtrAdd | Op::Binary(BinaryOp::Add) => rest.extend(&data.operands),
-            Op::Binary(BinaryOp::Mul) => {
-                let is_wide = matches!(func.ty(v).dtype(), Some(DType::I32 | DType::I64));
-                let is_index = |v| axis.get(func, v).range.0 >= 0 && casts_keep(func, axis, v);
-                if !is_wide || !factors(func, axis, v).find(is_stride).is_some_and(|(scalar, _)| is_index(scalar)) {
-                    return false;
-                }
-            }
-            _ => {}
-        }
-    }
-    true
 }
 
 /// Whether the casts of [`narrow`] keep the value: they are between integers, to a type that has it.
@@ -371,7 +402,7 @@ mod tests {
     use crate::text::parse;
 
     /// The plan for the view of a kernel and the buffer of its `local_alloc`.
-    fn plan_of(text: &str) -> Option<TmaPlan> {
+    fn plan_of(text: &str) -> Result<TmaPlan, String> {
         let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
         let axis = AxisAnalysis::new(&func);
         let ops = func.walk();
@@ -414,9 +445,13 @@ kernel @f(%p: ptr<bf16> {{divisible_by = 16}}, %s: i64 {stride}, %t: i64 {{divis
     #[test]
     fn unaligned_or_device_computed_strides_have_no_plan() {
         let straight = "%q = ptr_add %p, %o : ptr<bf16>";
-        assert!(plan_of(&kernel("{divisible_by = 16}", straight)).is_some());
+        assert!(plan_of(&kernel("{divisible_by = 16}", straight)).is_ok());
+        let refusal = |stride: &str, base: &str| plan_of(&kernel(stride, base)).unwrap_err();
         // Strides of four elements are eight bytes.
-        assert_eq!(plan_of(&kernel("{divisible_by = 4}", straight)), None);
-        assert_eq!(plan_of(&kernel("{divisible_by = 16}", "%q = ptr_add %p, %w : ptr<bf16>")), None);
+        assert_eq!(
+            refusal("{divisible_by = 4}", straight),
+            "the stride of axis 0 is not known to be a multiple of 16 bytes"
+        );
+        assert_eq!(refusal("{divisible_by = 16}", "%q = ptr_add %p, %w : ptr<bf16>"), NO_BASE);
     }
 }

@@ -113,7 +113,7 @@ impl WarpBoxes {
     ) -> Option<(WarpBoxes, TmaPlan)> {
         tensor_map::stores_stay_inside(func, axis, view, boundary).then_some(())?;
         let boxes = WarpBoxes::of_tile(func, view, tile)?;
-        let plan = tensor_map::plan_block(func, axis, view, boundary, &boxes.shape, &boxes.memory)?;
+        let plan = tensor_map::plan_block(func, axis, view, boundary, &boxes.shape, &boxes.memory).ok()?;
         (plan.copies.len() == 1).then_some((boxes, plan))
     }
 

@@ -187,6 +187,23 @@ impl<T: Float> AssignLiteral<FloatLit> for Scalar<T> {
     }
 }
 
+/// A type of arms that a literal can be assigned to.
+macro_rules! literal_arm {
+    ([$($generics:tt)*] $lit:ident, $ty:ty) => {
+        #[diagnostic::do_not_recommend]
+        impl<$($generics)*> ArmLiteral<$lit> for $ty {
+            #[track_caller]
+            fn from_arm(literal: $lit) -> Self {
+                AssignLiteral::from_literal(literal)
+            }
+        }
+    };
+}
+literal_arm!([T: Num] IntLit, Scalar<T>);
+literal_arm!([T: Float] FloatLit, Scalar<T>);
+literal_arm!([] IntLit, IntLit);
+literal_arm!([] FloatLit, FloatLit);
+
 macro_rules! assign_literals {
     ($lit:ident: $($ty:ty),*) => { $(
         impl AssignLiteral<$lit> for $ty {
@@ -195,6 +212,7 @@ macro_rules! assign_literals {
                 assign_literals!(@$lit literal, $ty)
             }
         }
+        literal_arm!([] $lit, $ty);
     )* };
     (@IntLit $lit:ident, $ty:ty) => {
         match <$ty>::try_from($lit.0) {
@@ -236,7 +254,7 @@ pub fn literal_of<T: AssignLiteral<L>, L>(literal: L) -> T {
 /// The value of an arm that is a literal, where the other arms have this type, and one is chosen at specialization. The shape of
 /// a tile in an arm that is not recorded is unknown: the literal is a tile without dimensions, which broadcasts.
 #[diagnostic::on_unimplemented(
-    message = "one arm is a number literal, the other one is a `{Self}`",
+    message = "one arm is a number literal, another one is a `{Self}`",
     label = "expected a number, or a tile of numbers; `0.0` needs a float type"
 )]
 pub trait ArmLiteral<L> {
@@ -253,24 +271,6 @@ impl<T: Dtype, L: HostNum<T>> ArmLiteral<L> for Tile<T> {
     }
 }
 
-macro_rules! literal_arms {
-    ($lit:ident: $class:ident, $($ty:ty),*) => {
-        literal_arms!(@ [T: $class] $lit, Scalar<T>);
-        $(literal_arms!(@ [] $lit, $ty);)*
-    };
-    (@ [$($generics:tt)*] $lit:ident, $ty:ty) => {
-        #[diagnostic::do_not_recommend]
-        impl<$($generics)*> ArmLiteral<$lit> for $ty {
-            #[track_caller]
-            fn from_arm(literal: $lit) -> Self {
-                AssignLiteral::from_literal(literal)
-            }
-        }
-    };
-}
-literal_arms!(IntLit: Num, IntLit, i8, i16, i32, i64, u8, u16, u32, u64, usize);
-literal_arms!(FloatLit: Float, FloatLit, f32, f64);
-
 /// A number literal as an arm of a `match`, in the type of the others.
 #[doc(hidden)]
 #[track_caller]
@@ -280,7 +280,7 @@ pub fn literal_arm<T: ArmLiteral<L>, L>(literal: L) -> T {
 
 /// What a run-time `if` yields, where its other arm is a number literal: a tile of that number, or a scalar.
 #[diagnostic::on_unimplemented(
-    message = "one arm of this `if` is a number literal, the other one is a `{Self}`",
+    message = "one arm is a number literal, another one is a `{Self}`",
     label = "expected a number, or a tile of numbers; `0.0` needs a float type"
 )]
 pub trait LikeArm<L>: Sized {

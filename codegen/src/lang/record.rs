@@ -3,7 +3,7 @@
 use crate::diag::Diagnostic;
 use crate::ir::{BlockId, Builder, DType, Func, Loc, Op, Type, Value};
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 struct Recorder {
@@ -27,8 +27,8 @@ thread_local! {
     /// The element type of each type parameter of the kernel. Not part of the recorder, because it is read while ops
     /// are being appended.
     static GENERICS: RefCell<Vec<DType>> = const { RefCell::new(Vec::new()) };
-    /// The number of calls of device functions in progress.
-    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    /// The names of the device functions whose calls are in progress.
+    static CALLS: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A recorded kernel.
@@ -62,8 +62,10 @@ pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Re
     // one.
     let outer = CURRENT.with(|c| c.borrow_mut().replace(mine));
     let outer_generics = GENERICS.replace(generics.to_vec());
+    let outer_calls = CALLS.take();
     let outcome = catch_unwind(AssertUnwindSafe(body));
     GENERICS.set(outer_generics);
+    CALLS.set(outer_calls);
     let mine = CURRENT.with(|c| std::mem::replace(&mut *c.borrow_mut(), outer));
     let Some(mut mine) = mine else { panic!("internal compiler error: the recorder is gone; please report this") };
     match outcome {
@@ -85,26 +87,32 @@ const MAX_DEPTH: usize = 100;
 
 /// A call of a device function in progress.
 #[doc(hidden)]
-pub struct FunctionCall;
+#[must_use]
+pub struct FunctionCall(());
 
 impl Drop for FunctionCall {
     fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
+        CALLS.with_borrow_mut(|calls| calls.pop());
     }
 }
 
-/// Counts a call of the device function `name`; fails where too many are nested, as in a recursion without end.
+/// Enters the device function `name`; fails where too many calls are nested, as in a recursion without end.
 #[doc(hidden)]
 #[track_caller]
-pub fn enter_function(name: &str) -> FunctionCall {
-    DEPTH.set(DEPTH.get() + 1);
-    let call = FunctionCall;
-    if DEPTH.get() > MAX_DEPTH {
+pub fn enter_function(name: &'static str) -> FunctionCall {
+    let depth = CALLS.with_borrow_mut(|calls| {
+        calls.push(name);
+        calls.len()
+    });
+    let call = FunctionCall(());
+    if depth > MAX_DEPTH && CURRENT.with(|c| c.borrow().is_some()) {
+        let last = CALLS.with_borrow(|calls| calls[depth - 5..].join("`, `"));
         fail(
             error_here(format!("more than {MAX_DEPTH} calls of device functions are nested"))
-                .label(format!("`{name}` calls itself, with no end"))
+                .label("this call is one too many")
+                .note(format!("the last calls are those of `{last}`"))
                 .help(
-                    "a call is recorded when the kernel is specialized, in both arms of a run-time `if`: end the recursion with a condition on \
+                    "a call is recorded when the kernel is specialized, in both arms of a run-time `if`: end a recursion with a condition on \
                      constexpr values, or write a loop with `range` or `while`",
                 ),
         );

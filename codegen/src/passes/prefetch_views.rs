@@ -64,8 +64,8 @@ impl Prefetch {
         let fits = is_large
             && is_known
             && block[outer].is_multiple_of(ROWS)
-            && tensor_map::has_coordinates(func, axis, view)
-            && tensor_map::plan_dense(func, axis, view, boundary).is_some();
+            && tensor_map::plan_dense(func, axis, view, boundary)
+                .is_ok_and(|plan| plan.check_indices(func, axis).is_ok());
         fits.then(|| Prefetch { view, boundary: boundary.clone(), in_loop, inner, outer })
     }
 

@@ -13,7 +13,6 @@
 use crate::analysis::access_layout::view_operands;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::memory_effects::{is_pointer, may_release_stores, underlying_arguments};
-use crate::analysis::tensor_map;
 use crate::analysis::warp_box::WarpBoxes;
 use crate::ir::nested::is_in_loop;
 use crate::ir::{AtomicOp, BinaryOp, DType, Effects, Elem, Eviction, Func, Op, OpId, Value};
@@ -85,7 +84,7 @@ fn candidate(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<Candidate> {
     };
     let is_large = func.ty(tile).numel() * bytes >= MIN_BYTES;
     let boxes = WarpBoxes::of_store(func, axis, view, tile, boundary);
-    let boxes = boxes.filter(|_| !adds_others && tensor_map::has_coordinates(func, axis, view));
+    let boxes = boxes.filter(|(_, plan)| !adds_others && plan.check_indices(func, axis).is_ok());
     boxes.map(|_| Candidate { tile, pays: pays && is_large })
 }
 

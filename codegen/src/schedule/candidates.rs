@@ -107,7 +107,7 @@ pub fn operand_loads(func: &mut Func, block: BlockId) -> Vec<Candidate> {
             && c.alloc.is_some()
             && !c.in_registers
             && !c.indirect
-            && tma_can_load(func, &search.axis, &c, 1)
+            && tma_can_load(func, &search.axis, &c, 1).is_ok()
         {
             found.push(Candidate { tma: true, ..c });
         }
@@ -140,8 +140,9 @@ pub fn scheduled_loads(func: &mut Func, region: BlockId, arch: GpuArch) -> Resul
         if tma && arch < GpuArch::Sm90a {
             return Err(format!("the load at {loc} cannot be prefetched by TMA: {} has no TMA", arch.name()));
         }
-        if tma && !tma_can_load(func, &search.axis, &candidate, 1) {
-            return Err(format!("the load at {loc} cannot be prefetched by TMA: no tensor map describes it"));
+        if tma {
+            tma_can_load(func, &search.axis, &candidate, 1)
+                .map_err(|reason| format!("the load at {loc} cannot be prefetched by TMA: {reason}"))?;
         }
         found.push(Candidate { depth, tma, ..candidate });
     }
@@ -162,12 +163,31 @@ pub fn scheduled_loads(func: &mut Func, region: BlockId, arch: GpuArch) -> Resul
     Ok(found)
 }
 
-/// Whether TMA can perform the load, of which each of `ctas` CTAs loads a part.
-pub fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate, ctas: u32) -> bool {
+/// Checks that TMA can perform the load, of which each of `ctas` CTAs loads a part.
+///
+/// # Errors
+/// Why it cannot.
+pub fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate, ctas: u32) -> Result<(), String> {
     let data = func.op(c.load);
-    let Op::LoadView { boundary, .. } = &data.op else { return false };
-    tensor_map::has_coordinates(func, axis, data.operands[0])
-        && tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer, ctas).is_some()
+    let Op::LoadView { boundary, .. } = &data.op else { return Err("it goes through pointers".into()) };
+    tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer, ctas)?.check_indices(func, axis)
+}
+
+/// Chooses TMA for the loads that it can perform. Notes why it cannot perform the others.
+pub fn choose_tma(func: &Func, loads: &mut [Candidate], notes: &mut Vec<String>) {
+    let axis = AxisAnalysis::new(func);
+    for c in loads {
+        match tma_can_load(func, &axis, c, 1) {
+            Ok(()) => c.tma = true,
+            Err(reason) => {
+                let note = format!("TMA does not perform the load at {}: {reason}", func.op(c.load).loc);
+                // Loops that are copies of each other have the same loads.
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            }
+        }
+    }
 }
 
 struct Search {

@@ -35,7 +35,7 @@ pub use slice::Slice;
 /// options or hints ask for and the schedule does not do, and why.
 pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<String> {
     let mut notes = Vec::new();
-    let plan = match partitions::Plan::choose(func, arch, options) {
+    let plan = match partitions::Plan::choose(func, arch, options, &mut notes) {
         Ok(plan) => plan,
         Err(reason) => {
             notes.push(format!("warp specialization is requested but not applied: {reason}"));

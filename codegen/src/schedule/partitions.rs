@@ -1,6 +1,6 @@
 //! The partitions of a warp-specialized kernel: which loads a producer warp performs, for consumer warpgroups.
 
-use super::candidates::{Candidate, find_candidates, operand_loads, scheduled_loads, tma_can_load};
+use super::candidates::{Candidate, choose_tma, find_candidates, operand_loads, scheduled_loads, tma_can_load};
 use super::dynamic;
 use super::overlap::Prefetch;
 use super::prefetch::reads_ring;
@@ -112,11 +112,17 @@ fn no_tma(arch: GpuArch) -> String {
 }
 
 impl Plan {
-    /// Chooses the loads of a producer; `None` where neither options nor hints ask for warp specialization.
+    /// Chooses the loads of a producer; `None` where neither options nor hints ask for warp specialization. Notes which of them
+    /// TMA does not perform.
     ///
     /// # Errors
     /// The reason why a kernel that asks for it is not specialized.
-    pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<Option<Plan>, String> {
+    pub fn choose(
+        func: &mut Func,
+        arch: GpuArch,
+        options: &CompileOptions,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<Plan>, String> {
         if !is_requested(func, options) {
             return Ok(None);
         }
@@ -144,8 +150,9 @@ impl Plan {
             if loads.is_empty() {
                 continue;
             }
-            let axis = AxisAnalysis::new(func);
-            loads.iter_mut().for_each(|c| c.tma = allow_tma && tma_can_load(func, &axis, c, 1));
+            if allow_tma {
+                choose_tma(func, &mut loads, notes);
+            }
             loops.push((func.op(id).regions[0], loads, num_stages.unwrap_or(options.num_stages)));
         }
         if loops.is_empty() && !refused.is_empty() {
@@ -299,7 +306,7 @@ impl Plan {
                 ring.multicast = ring.tma
                     && loads.all(|c| {
                         let same = !slice.varies(func, c.load) && slice.varying_control(func, c.load).is_none();
-                        same && tma_can_load(func, &axis, c, self.ctas)
+                        same && tma_can_load(func, &axis, c, self.ctas).is_ok()
                     });
             }
         }

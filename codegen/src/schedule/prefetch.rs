@@ -1,8 +1,7 @@
 //! Chooses the loads of a loop that all warps prefetch, and the number of stages that fit into shared memory.
 
-use super::candidates::{Candidate, find_candidates, tma_can_load};
+use super::candidates::{Candidate, choose_tma, find_candidates};
 use super::overlap::{Overlap, Prefetch};
-use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::buffers::users;
 use crate::analysis::{scratch, warp_box};
 use crate::ir::{Func, Op, OpId, Partition, Type};
@@ -38,8 +37,7 @@ pub fn choose(
         c.depth = u32::from(c.alloc.is_some_and(|alloc| overlap.reads(func, region, alloc)));
     }
     if arch >= GpuArch::Sm90a && options.schedule.tma == Some(true) {
-        let axis = AxisAnalysis::new(func);
-        loads.iter_mut().for_each(|c| c.tma = tma_can_load(func, &axis, c, 1));
+        choose_tma(func, &mut loads, notes);
     }
     let mut stages = stages_that_fit(func, id, &loads, wanted, arch);
     if stages < 2 && wanted >= 2 && loads.iter().any(|c| c.depth > 0) {

@@ -253,8 +253,8 @@ impl Block<'_> {
             if on {
                 let p = self.bits(t, operand(args, 0)?)?;
                 let n = constraints.iter().filter(|c| *c == "f").count();
-                if !p.is_multiple_of(4 * n as u64) {
-                    return Err(format!("`{op}` at {p:#x}: expected a multiple of {} bytes", 4 * n));
+                if n == 0 || !p.is_multiple_of(4 * n as u64) {
+                    return Err(format!("`{op}` of {n} f32 at {p:#x}: expected numbers at a multiple of their bytes"));
                 }
                 for (i, (_, v)) in args.iter().skip(1).take(n).enumerate() {
                     let v = self.bits(t, v)?;
@@ -269,14 +269,13 @@ impl Block<'_> {
                 let (to, from) = (self.bits(t, operand(args, 0)?)?, self.bits(t, operand(args, 1)?)?);
                 let size: usize = operands.split(',').nth(2).and_then(|s| s.trim().parse().ok()).ok_or("no size")?;
                 let read = self.bits(t, operand(args, 2)?)? as usize;
-                // Also of copies that read nothing.
-                if ![4, 8, 16].contains(&size)
-                    || read > size
-                    || !to.is_multiple_of(size as u64)
-                    || !from.is_multiple_of(size as u64)
-                {
+                // The addresses must be aligned even where nothing is read.
+                let is_aligned = [to, from].iter().all(|address| address.is_multiple_of(size as u64));
+                let sizes: &[usize] = if op.contains(".cg.") { &[16] } else { &[4, 8, 16] };
+                if !sizes.contains(&size) || read > size || !is_aligned {
                     return Err(format!(
-                        "`{op}` of {read} of {size} bytes from {from:#x} to {to}: expected multiples of the size"
+                        "`{op}` of {read} bytes of {size} from {from:#x} to {to:#x}: expected addresses that are multiples of the size, \
+                         one of {sizes:?}"
                     ));
                 }
                 let mut bytes = if read == 0 { Vec::new() } else { self.read_global(t, global, from, read)? };
@@ -332,8 +331,7 @@ impl Block<'_> {
                 self.finish(t, None, Value::Undef);
             }
         } else if let Some(rest) = text.strip_prefix(WAIT_WGMMA) {
-            let pending = rest.trim_end_matches(';').parse().ok().filter(|&pending: &usize| pending < 8);
-            let pending = pending.ok_or_else(|| format!("`{text}`: expected a number up to 7"))?;
+            let pending: usize = rest.trim_end_matches(';').parse().map_err(|_| format!("`{text}`"))?;
             self.wait_wgmma(members, result, pending, outputs(constraints), args)?;
         } else {
             self.wgmma(members, result, text, constraints, args)?;

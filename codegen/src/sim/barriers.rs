@@ -55,6 +55,14 @@ impl Mbarrier {
 }
 
 impl Mbarrier {
+    /// Checks that it can count the bytes.
+    fn check_bytes(&self) -> Result<(), String> {
+        match self.bytes.unsigned_abs() > u64::from(MAX_COUNT) {
+            true => Err(format!("an mbarrier expects {} bytes: it counts up to {MAX_COUNT}", self.bytes)),
+            false => Ok(()),
+        }
+    }
+
     /// Checks that a thread has waited for the last copy. Without a wait, nothing orders the end of the copy.
     fn check_copies_awaited(&self) -> Result<(), String> {
         match self.last_copy_phase > self.last_awaited_phase {
@@ -148,11 +156,10 @@ impl<'a> Block<'a> {
             }
             "mbarrier.arrive.expect_tx.shared::cta.b64" => {
                 let bytes = last_number(text)?;
-                if bytes > MAX_COUNT {
-                    return Err(format!("expect_tx of {bytes} bytes: an mbarrier counts up to {MAX_COUNT}"));
-                }
                 let at = arg(self, 0)?;
-                self.mbarrier(t, at)?.bytes += i64::from(bytes);
+                let b = self.mbarrier(t, at)?;
+                b.bytes += i64::from(bytes);
+                b.check_bytes()?;
                 self.arrive(t, at)?;
             }
             "mbarrier.arrive.shared::cta.b64" => self.arrive(t, arg(self, 0)?)?,
@@ -412,7 +419,8 @@ impl<'a> Block<'a> {
             named.count = count;
         }
         if named.count != count {
-            return Err(format!("barrier {id} has a count of {count} threads here, and of {} elsewhere", named.count));
+            let (id, other) = (id % NAMED_BARRIERS, named.count);
+            return Err(format!("barrier {id} has a count of {count} threads here, and of {other} elsewhere"));
         }
         named.arrivals_so_far += 1;
         if waits {
@@ -420,7 +428,7 @@ impl<'a> Block<'a> {
             self.threads[t].waiting = Some(Waiting::NamedBarrier(id));
         }
         if named.arrivals_so_far > count {
-            return Err(format!("more than {count} threads arrive at barrier {id}"));
+            return Err(format!("more than {count} threads arrive at barrier {}", id % NAMED_BARRIERS));
         }
         if named.arrivals_so_far == count {
             let done = std::mem::take(named);

@@ -8,8 +8,10 @@
 //! `fence.proxy.async` makes all writes that are known to the fencing thread visible to TMA and `wgmma`, whichever
 //! thread wrote them; a thread that acquires the fence (at a barrier) acquires this visibility. A fence by the writer
 //! before its arrive counts, and so does a fence by the reader after its wait; a fence by the writer after its arrive
-//! does not (PTX ISA, "Memory Consistency Model", proxies). Reads of a thread are over for the asynchronous proxy only
-//! after a fence of that thread: on an H200, a copy overtakes loads in flight although an arrival follows them.
+//! does not (PTX ISA, "Memory Consistency Model", proxies).
+//!
+//! A third one tracks the fences of each thread itself: its reads are over for the asynchronous proxy only after one of
+//! these. On an H200, a copy overtakes loads in flight although an arrival follows them.
 
 /// A vector clock: for each source, the last known event.
 pub type VectorClock = Vec<u32>;

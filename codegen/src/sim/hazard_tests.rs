@@ -104,6 +104,18 @@ impl Script {
                 let args = format!("ptr addrspace(3) {p}, ptr addrspace(1) %x, i32 4");
                 self.asm("cp.async.ca.shared.global [$0], [$1], 4, $2;", "r,l,r", &args);
             }
+            // Four bytes per thread, to that distance from the thread's word, which reads nothing.
+            "copy_to" => {
+                let at = self.value(&format!("add i32 %word{}, {}", partition.number, number(1)));
+                let p = self.shared(&at);
+                let args = format!("ptr addrspace(3) {p}, ptr addrspace(1) %x, i32 0");
+                self.asm("cp.async.ca.shared.global [$0], [$1], 4, $2;", "r,l,r", &args);
+            }
+            "add_two" => {
+                let p = self.value(&format!("getelementptr i8, ptr addrspace(1) %y, i64 {}", number(1)));
+                let text = "red.global.add.v2.f32 [$0], {$1,$2};";
+                self.asm(text, "l,f,f", &format!("ptr addrspace(1) {p}, float 1.0, float 1.0"));
+            }
             "commit" => self.asm("cp.async.commit_group;", "", ""),
             "wait_copies" => self.asm(&format!("cp.async.wait_group {};", number(1)), "", ""),
             "mma" => self.mma(number(1), number(2)),
@@ -458,10 +470,12 @@ fn copies_over_what_threads_have_read_need_a_fence_of_the_reader() {
 }
 
 #[test]
-fn limits_of_barriers_are_checked() {
+fn limits_of_barriers_registers_and_copies_are_checked() {
     check("first init 0 0", &[(4, "")], Err(&["an mbarrier of 0 arrivals"]));
     check("first init 0 1048576", &[(4, "")], Err(&["an mbarrier of 1048576 arrivals"]));
-    check(INIT, &[(4, "first expect 0 1048576")], Err(&["expect_tx of 1048576 bytes"]));
+    check(INIT, &[(4, "first expect 0 1048576")], Err(&["an mbarrier expects 1048576 bytes"]));
+    let twice = "first init 0 3; first expect 0 600000; first expect 0 600000";
+    check(twice, &[(4, "")], Err(&["an mbarrier expects 1200000 bytes"]));
     check("", &[(4, "bar 16 128")], Err(&["a block has barriers 0 to 15"]));
     for count in [0, 100, 160] {
         check("", &[(4, &format!("bar 1 {count}"))], Err(&["expected a multiple of 32 up to the 128"]));
@@ -469,7 +483,10 @@ fn limits_of_barriers_are_checked() {
     check("", &[(4, "bar 15 128")], Ok(()));
     check("", &[(4, "registers 20")], Err(&["expected a multiple of 8 from 24 to 256"]));
     check("", &[(4, "registers 240")], Ok(()));
-    check("", &[(4, "wait_mma 8")], Err(&["expected a number up to 7"]));
+    check("", &[(4, "copy_to 4; commit; wait_copies 0")], Ok(()));
+    check("", &[(4, "copy_to 2; commit; wait_copies 0")], Err(&["expected addresses that are multiples of the size"]));
+    check("", &[(4, "first add_two 8")], Ok(()));
+    check("", &[(4, "first add_two 4")], Err(&["expected numbers at a multiple of their bytes"]));
 }
 
 #[test]

@@ -193,6 +193,7 @@ impl Shared {
                     "race: thread {thread} writes shared byte {i}, which another thread read after the last barrier"
                 ));
             }
+            // What was read before is over: the write follows it in the same proxy, and needs a fence before a copy itself.
             self.shadow[i] = Shadow { writer: Some((thread, now)), copying: 0, readers: 0, defined: true };
             self.bytes[i] = b;
         }

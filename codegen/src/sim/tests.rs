@@ -162,8 +162,8 @@ fn missing_synchronization_is_reported() {
         let broken: Vec<&str> =
             module.llvm_ir.lines().filter(|l| removed == "wgmma.wait_group" || !l.contains(removed)).collect();
         // A wgmma wait forwards values, so it cannot be removed: it waits for nothing instead.
-        let broken = broken.join("\n").replace("wgmma.wait_group.sync.aligned 0", "wgmma.wait_group.sync.aligned 7");
-        let broken = if removed == "wgmma.wait_group" { broken } else { broken.replace("aligned 7", "aligned 0") };
+        let broken = broken.join("\n").replace("wgmma.wait_group.sync.aligned 0", "wgmma.wait_group.sync.aligned 9");
+        let broken = if removed == "wgmma.wait_group" { broken } else { broken.replace("aligned 9", "aligned 0") };
         match case.simulate(&broken, &module, 1) {
             Err(e) => assert!(e.contains(expected_error), "without {removed}: {e}"),
             Ok(_) => panic!("without {removed}: no error"),

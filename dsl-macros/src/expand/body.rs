@@ -126,6 +126,10 @@ impl Body {
         if let Some((token, _)) = &init.diverge {
             return self.reject(token.span(), "`let … else` cannot be translated: kernels have no refutable patterns");
         }
+        if let (pattern @ Pat::Tuple(_), value @ Expr::Tuple(_)) = (&local.pat, &*init.expr) {
+            let value = self.bound_value(pattern, value);
+            return quote!(let #pat = #value;);
+        }
         let literals = if ty.is_some() { Literals::Keep } else { Literals::Adapt };
         self.bind(pat.clone(), ty, &init.expr, literals)
     }
@@ -139,20 +143,40 @@ impl Body {
             return quote!(#statements let #pat #ty = #value;);
         }
         let value = match literals {
-            Literals::Adapt => self.adaptable(expr),
+            Literals::Adapt => self.operand(expr),
             Literals::Keep => self.expr(expr),
         };
         quote!(let #pat #ty = #value;)
     }
 
-    /// Rewrites the value of a `let`; literals, also those in tuples, take the type of what they meet later.
-    fn adaptable(&mut self, expr: &Expr) -> TokenStream {
-        match expr {
-            Expr::Tuple(tuple) => {
-                let elems: Vec<TokenStream> = tuple.elems.iter().map(|e| self.adaptable(e)).collect();
+    /// Rewrites the value of a `let` with this pattern. A literal that a name in a tuple is bound to adapts as that of a `let` of
+    /// its own.
+    fn bound_value(&mut self, pat: &Pat, expr: &Expr) -> TokenStream {
+        match (pat, expr) {
+            (Pat::Tuple(pats), Expr::Tuple(tuple)) if pats.elems.len() == tuple.elems.len() => {
+                let pairs = pats.elems.iter().zip(&tuple.elems);
+                let elems: Vec<TokenStream> = pairs.map(|(pat, expr)| self.bound_value(pat, expr)).collect();
                 quote!((#(#elems,)*))
             }
-            _ => self.operand(expr),
+            (Pat::Ident(_), _) => self.operand(expr),
+            _ => self.expr(expr),
+        }
+    }
+
+    /// Rewrites the right side of an assignment to a tuple of variables, whose types literals take.
+    fn assigned_value(&mut self, place: &Expr, value: &Expr) -> TokenStream {
+        match (place, value) {
+            (Expr::Tuple(places), Expr::Tuple(values)) if places.elems.len() == values.elems.len() => {
+                let pairs = places.elems.iter().zip(&values.elems);
+                let elems: Vec<TokenStream> = pairs.map(|(place, value)| self.assigned_value(place, value)).collect();
+                quote!((#(#elems,)*))
+            }
+            (Expr::Path(_) | Expr::Field(_), _) if literal::kind(value).is_some() => {
+                let (left, right) = (self.place(place), self.operand(value));
+                let (span, lang) = (value.span(), lang(value.span()));
+                quote_spanned!(span=> #lang::operand::literal_for(&#left, #right))
+            }
+            _ => self.expr(value),
         }
     }
 
@@ -175,7 +199,7 @@ impl Body {
                     let span = assign.eq_token.span();
                     return quote_spanned!(span=> #left = #lang::operand::literal_for(&#left, #right););
                 }
-                let right = self.expr(&assign.right);
+                let right = self.assigned_value(&assign.left, &assign.right);
                 assignment(&assign.left, &left, &right, assign.eq_token.span())
             }
             Expr::Binary(binary) if is_compound(&binary.op) => {

@@ -181,11 +181,14 @@ impl Body {
                 }
                 // A function binds to the parameter that takes one, and skips optional parameters that are left out.
                 Some(_) => {
+                    let takes_function = |kind| matches!(kind, Kind::Combine | Kind::Function);
                     if self.is_function(arg)
-                        && let Some(i) = f.params.iter().position(|p| ["combine", "function"].contains(&p.name))
-                        && given[i].is_none()
+                        && let Some(i) = f.params.iter().position(|p| takes_function(p.kind))
                     {
-                        given[i] = Some(self.argument(f.params[i].kind, arg));
+                        given[i] = Some(match given[i] {
+                            None => self.argument(f.params[i].kind, arg),
+                            Some(_) => self.reject(arg.span(), format!("`{}` is given twice", f.params[i].name)),
+                        });
                         continue;
                     }
                     given[next] = Some(self.argument(f.params[next].kind, arg));
@@ -214,18 +217,19 @@ impl Body {
         quote_spanned!(span=> #lang::#function #turbofish (#(#complete),*))
     }
 
-    /// Whether an argument is a closure or, by its name, a function.
+    /// Whether an argument is a closure or, by its name, a function: constants have names in capitals.
     fn is_function(&self, arg: &Expr) -> bool {
         let Expr::Path(path) = arg else { return matches!(arg, Expr::Closure(_)) };
-        let name = path.path.get_ident().map(Ident::to_string);
-        name.is_some_and(|name| !self.is_bound(&name) && name.starts_with(|c: char| c.is_lowercase()))
+        let Some(name) = path.path.segments.last().map(|last| last.ident.to_string()) else { return false };
+        let is_local = path.path.segments.len() == 1 && self.is_bound(&name);
+        !is_local && name.trim_start_matches('_').starts_with(|c: char| c.is_lowercase())
     }
 
     fn argument(&mut self, kind: Kind, value: &Expr) -> TokenStream {
         let span = value.span();
         let lang = lang(span);
         match kind {
-            Kind::Plain | Kind::Rest => self.expr(value),
+            Kind::Plain | Kind::Function | Kind::Rest => self.expr(value),
             Kind::Combine if matches!(value, Expr::Closure(_)) => self.expr(value),
             Kind::Combine => {
                 let function = self.expr(value);

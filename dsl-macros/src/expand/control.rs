@@ -71,13 +71,17 @@ impl Body {
             Expr::If(e) => self.branch_value(e),
             Expr::Match(e) => {
                 let scrutinee = self.expr(&e.expr);
-                let is_literal: Vec<bool> = e.arms.iter().map(|arm| literal_of(&arm_block(arm)).is_some()).collect();
-                let of_others = is_literal.contains(&false);
+                let gives_type = |arm: &syn::Arm| {
+                    let block = arm_block(arm);
+                    literal_of(&block).is_none()
+                        && !matches!(block.stmts.last(), Some(Stmt::Macro(_) | Stmt::Expr(Expr::Macro(_), _)))
+                };
+                let has_type = e.arms.iter().any(gives_type);
                 let mut arms = Vec::new();
-                for (arm, is_literal) in e.arms.iter().zip(is_literal) {
+                for arm in &e.arms {
                     let (pat, block) = (self.arm_pattern(arm), arm_block(arm));
                     let mut body = self.value_of(&block);
-                    if is_literal && of_others {
+                    if has_type && literal_of(&block).is_some() {
                         let (span, lang) = (arm.body.span(), lang(arm.body.span()));
                         body = quote_spanned!(span=> #lang::operand::literal_arm(#body));
                     }

@@ -52,6 +52,9 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     if let Some(token) = &f.sig.asyncness {
         body.errors.push(Error::new(token.span(), "a device function cannot be `async`"));
     }
+    if let Some(token) = &f.sig.constness {
+        body.errors.push(Error::new(token.span(), "a device function cannot be `const`: it records operations"));
+    }
     f.sig.inputs.iter_mut().for_each(|input| reject_kernel_parameter(&mut body, input));
     body.scalar_result = match &f.sig.output {
         ReturnType::Type(_, ty) if is_scalar(ty) => Some((**ty).clone()),

@@ -21,6 +21,8 @@ pub enum Kind {
     Pack,
     /// A closure of two elements, or the name of a function.
     Combine,
+    /// A closure or the name of a function, unchanged.
+    Function,
     /// One of a set of keywords.
     Word(&'static EnumWords),
     /// All remaining arguments, as a tuple.
@@ -208,7 +210,7 @@ functions! {
     max_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
     min_with_indices(x: Plain, axis: Axis, keep_dims: Plain = False);
     reduce(x: Plain, axis: Axis = Unset, combine: Combine, keep_dims: Plain = False);
-    map_elementwise(x: Plain, function: Plain, pack: Pack = Pack);
+    map_elementwise(x: Plain, function: Function, pack: Pack = Pack);
     cumsum(x: Plain, axis: Axis = Zero, reverse: Plain = False);
     cumprod(x: Plain, axis: Axis = Zero, reverse: Plain = False);
     associative_scan(x: Plain, axis: Axis, combine: Combine, reverse: Plain = False);

@@ -184,14 +184,13 @@ fn key_of(
 fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
     let rank = description.shape.len();
     let (ty, _) = element_type(&description.elem).ok_or("its element type is not supported")?;
+    description.check().map_err(|reason| format!("internal compiler error: {reason}; please report this"))?;
     let swizzle = match description.swizzle_bytes {
-        0 => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
         64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
         128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-        other => return Err(format!("a swizzle of {other} bytes does not exist")),
+        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
     };
-    description.check().map_err(|reason| format!("internal compiler error: {reason}; please report this"))?;
     let mut map = TensorMap { opaque: [0; 16] };
     let element_strides = [1_u32; MAX_RANK];
     // SAFETY: all arrays have `rank` entries (strides one less), `map` is valid for the write, and the base is only

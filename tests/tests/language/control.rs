@@ -541,6 +541,14 @@ fn literals_beside_tiles(out: Out<f32>, n: i32, #[constexpr] mode: usize) {
         total += i.to::<f32>() * factor;
     }
     let raised = power(row + one, 3);
+    let (mut low, mut high) = (0.0, row);
+    (low, (high, _)) = (1.0, (row - 1.0, low));
+    let checked = match mode {
+        0 | 1 => 2.0,
+        2 => 3.0,
+        _ => unreachable!(),
+    };
+    store(out + 24 + arange(0, 8), (high + low) * checked);
     store(out + arange(0, 8), scaled + offset + total);
     store(out + 8 + arange(0, 8), scaled);
     store(out + 16 + arange(0, 8), map_elementwise(one_more, raised));
@@ -561,13 +569,14 @@ fn literals_take_the_type_of_tiles_and_tuples_hold_literals() {
     for mode in 0..3 {
         let n = 4;
         let consts = vec![("mode", ConstValue::Int(mode))];
-        let got = run(&LITERALS_BESIDE_TILES, &consts, &[Arg::OutF32(24), Arg::Int(n)], 1).f32(0);
+        let got = run(&LITERALS_BESIDE_TILES, &consts, &[Arg::OutF32(32), Arg::Int(n)], 1).f32(0);
         for i in 0..8 {
             let row = i as f32;
             let scaled = [row * 2.0, 1.0, -3.5][mode as usize];
             let offset = if mode == 2 { row } else { 0.25 };
             let want = [scaled + offset + 3.0, scaled, (row + 1.0).powi(3) + 1.0];
             assert_eq!([got[i], got[8 + i], got[16 + i]], want, "mode {mode}, element {i}");
+            assert_eq!(got[24 + i], row * if mode == 2 { 3.0 } else { 2.0 });
         }
     }
 }

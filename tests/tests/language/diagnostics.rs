@@ -335,5 +335,5 @@ fn mistakes_name_the_line() {
 fn recursion_without_end_is_refused() {
     insta::assert_snapshot!(text(&CALLS_ITSELF_WITHOUT_END));
     // The next kernel starts to count again.
-    assert!(text(&CALLS_ITSELF_WITHOUT_END).contains("`without_end` calls itself"));
+    assert!(text(&CALLS_ITSELF_WITHOUT_END).contains("one too many"));
 }

@@ -324,7 +324,7 @@ impl Lowering<'_> {
         let mn_major = instruction.allows_mn_major();
         let b_matrix = self.matrix(b, 0, mn_major);
         let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, 1, mn_major));
-        // Four words for each step. They are packed before the fence, which orders writes of registers before `wgmma`.
+        // Four words for each step, emitted before the fence, which orders writes of registers before `wgmma`.
         let words_per_tile = 4 * k_steps as usize;
         let a_words = match a_matrix {
             Some(_) => Vec::new(),

@@ -324,12 +324,14 @@ impl Lowering<'_> {
         Ok(TmaCopies { buffer: self.scalar(buffer), ..copies })
     }
 
-    fn planned_or_unsupported(&mut self, view: Value, plan: Option<tensor_map::TmaPlan>) -> Result<TmaCopies> {
-        let Some(plan) = plan else {
-            let view = self.func.ty(view);
-            return self.unsupported(format!("TMA cannot copy a block of `{view}`: no tensor map describes it"), None);
-        };
-        Ok(self.planned_copies(plan))
+    fn planned_or_unsupported(&mut self, view: Value, plan: Result<tensor_map::TmaPlan, String>) -> Result<TmaCopies> {
+        match plan {
+            Ok(plan) => Ok(self.planned_copies(plan)),
+            Err(reason) => {
+                let view = self.func.ty(view);
+                self.unsupported(format!("TMA cannot copy a block of `{view}`: {reason}"), None)
+            }
+        }
     }
 
     /// The copies of a plan, for a buffer at 0.
