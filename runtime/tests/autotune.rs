@@ -19,7 +19,7 @@ use tilewright_runtime::prelude::*;
 /// `work` is a number of repetitions without effect; with `mode` 1, the kernel adds x[i] twice, which is wrong.
 #[autotune(
     configs = [
-        Config(tile = 256, work = 3000, mode = 0, num_warps = 1),
+        Config(tile = 256, work = 20000, mode = 0, num_warps = 1),
         Config(tile = 256, work = 1, mode = 0, num_warps = 1),
         Config(tile = 256, work = 1, mode = 1, num_warps = 1),
         Config(tile = 1048576, work = 1, mode = 0, num_warps = 1),
@@ -183,12 +183,12 @@ fn logs(cache: &Path) -> Vec<PathBuf> {
 fn best_correct_candidate_wins_and_is_saved() {
     let cache = TempDir::new().unwrap();
     let before = run(cache.path(), "launch", &[]);
-    assert!(before.contains("chosen tile=256,work=3000") && before.contains("(Default)"), "{before}");
+    assert!(before.contains("chosen tile=256,work=20000") && before.contains("(Default)"), "{before}");
 
     let text = run(cache.path(), "tune", &[]);
     assert!(text.contains("report accumulate n<=16384"), "{text}");
     assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best} (Measured)"))), "{text}");
-    assert!(text.contains("timed tile=256,work=3000,mode=0"), "{text}");
+    assert!(text.contains("timed tile=256,work=20000,mode=0"), "{text}");
     let wrong = text.lines().find(|line| line.starts_with("dropped tile=256,work=1,mode=1")).expect("the wrong one");
     assert!(wrong.contains("`y` differs"), "{wrong}");
     let large = text.lines().find(|line| line.starts_with("dropped tile=1048576")).expect("the large one");
@@ -212,8 +212,8 @@ fn best_correct_candidate_wins_and_is_saved() {
 fn exhausted_budget_still_measures_the_default() {
     let cache = TempDir::new().unwrap();
     let text = run(cache.path(), "tune in no time", &[]);
-    assert!(text.contains("timed tile=256,work=3000,mode=0"), "{text}");
-    assert!(text.contains("chosen tile=256,work=3000,mode=0"), "{text}");
+    assert!(text.contains("timed tile=256,work=20000,mode=0"), "{text}");
+    assert!(text.contains("chosen tile=256,work=20000,mode=0"), "{text}");
     assert!(text.contains("unfinished tile=1048576"), "{text}");
     // A run with a larger budget resumes the log.
     let text = run(cache.path(), "tune", &[]);
@@ -300,11 +300,11 @@ fn malformed_tables_are_ignored() {
     std::fs::write(dir.join("b.json"), table(foreign, BEST[0])).unwrap();
     std::fs::write(dir.join("c.json"), table(here.clone(), "tile=256,gone=1")).unwrap();
     let text = run(cache.path(), "launch", &[]);
-    assert!(text.contains("work=3000") && text.contains("(Default)"), "{text}");
+    assert!(text.contains("work=20000") && text.contains("(Default)"), "{text}");
     // A choice for a small problem is not used for one that is 256 times as large.
     std::fs::write(dir.join("c.json"), table_of(here.clone(), "n<=64", BEST[0])).unwrap();
     let text = run(cache.path(), "launch", &[]);
-    assert!(text.contains("work=3000") && text.contains("(Default)"), "{text}");
+    assert!(text.contains("work=20000") && text.contains("(Default)"), "{text}");
     std::fs::write(dir.join("c.json"), table(here, BEST[0])).unwrap();
     let text = run(cache.path(), "launch", &[]);
     assert!(text.contains(BEST[0]) && text.contains("(Nearest)"), "{text}");

@@ -85,8 +85,8 @@ impl Plan {
         let mut step = Step::<T>::new(device, self, after)?;
         let options =
             Options { precision: self.precision, backward: self.backward, ..Options::new(self.problem.causal) };
-        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
-        let one_pass = options.is_one_pass::<T>(device, [batch, heads_q, n_q, d], [batch, heads_kv, n_k, d]);
+        let Problem { batch, heads_kv, n_k, d, .. } = self.problem;
+        let one_pass = options.is_one_pass::<T>(device, [batch, heads_kv, n_k, d]);
         let tiles = self.choose(&mut step, &options, one_pass)?;
         let [forward_tiles, dkdv_tiles, dq_tiles] = tiles.map(Some);
         let options = Options { forward_tiles, dkdv_tiles, dq_tiles, ..options };

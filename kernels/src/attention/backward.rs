@@ -17,11 +17,11 @@
 
 use super::backward_rows::{dq_sum_block, fragments, row_block};
 use super::config::{Pass, default_config, is_sub_wave, keep};
-use super::forward::{assume_group, heads_in_l2, longest_first_at_end, program_in_order, row_offset};
+use super::forward::{assume_group, row_offset, this_program};
 use super::loops::{
     KeyLoop, LoopMask, Part, Rules, Scores, assume_entries, batch_and_split, parts_of_keys, tile_bounds,
 };
-use super::modifiers::{MaskArgs, MaskMod, ScoreArgs, ScoreFn, ScoreMod, Site};
+use super::modifiers::{MaskArgs, MaskMod, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -41,25 +41,12 @@ use tilewright_runtime::prelude::*;
     configs = [
         Config(q_tile = 16..=128, k_tile = 16..=128, num_warps = [4, 8], num_stages = 2..=3),
         Config(q_tile = 64..=128, k_tile = 64..=128, num_warps = [4, 8], num_stages = 2..=4, warp_specialize = true),
-        Config(
-            q_tile = 64..=128,
-            k_tile = 128,
-            num_warps = 8,
-            num_stages = 2..=3,
-            warp_specialize = true,
-            overlap = false,
-        ),
+        Config(q_tile = 64..=128, k_tile = 128, num_warps = 8, num_stages = 2..=3, warp_specialize = true,
+               overlap = false),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true, pingpong = true),
         Config(q_tile = 32..=64, k_tile = 64..=128, num_warps = [4, 8], num_stages = 2, overlap = false),
         Config(q_tile = 16..=64, k_tile = 64..=128, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
-        Config(
-            q_tile = 16..=32,
-            k_tile = 64..=128,
-            num_warps = 8,
-            num_stages = 2,
-            wgmma_f32 = true,
-            overlap = false,
-        ),
+        Config(q_tile = 16..=32, k_tile = 64..=128, num_warps = 8, num_stages = 2, wgmma_f32 = true, overlap = false),
     ],
     keep = |problem, config| keep(Pass::Dkdv, problem, config),
     key = [d, causal, one_pass, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads_kv], n_k)],
@@ -109,14 +96,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     assume_entries(dk.dim(0), q.dim(0), n_q, split_rows);
     assume_group(q.dim(1), k.dim(1), group);
     // Under a causal mask, the first keys are seen by the most queries.
-    let (place, kv_head, entry) = if causal {
-        let extents = (num_programs(0), num_programs(1), num_programs(2));
-        // Rows of Q and dO of 16 bits, and of dQ in f32; without `one_pass`, an upper bound.
-        let last_heads = heads_in_l2(n_q, 8 * d_tile * group, 1);
-        longest_first_at_end(program_in_order(program_id(0), extents), extents, last_heads)
-    } else {
-        (program_id(0), program_id(1), program_id(2))
-    };
+    // Rows of Q and dO of 16 bits, and of dQ in f32; without `one_pass`, an upper bound.
+    let (place, kv_head, entry) = this_program(causal, n_q, 8 * d_tile * group, 1);
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = place * k_tile;
     let padded = d != d_tile;
@@ -146,23 +127,11 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let q_block = q.index([batch, head]).block([0, 0], [q_tile, d_tile]);
         let do_block = d_o.index([batch, head]).block([0, 0], [q_tile, d_tile]);
         let site = Site { batch, head, n_q, n_k, causal };
-        let queries = QueryLoop {
-            k: kt,
-            v: vt,
-            keys: keys.expand_dims(1),
-            n_q,
-            q: q_block,
-            d_o: do_block,
-            lse2: row_block(lse2 + index * n_q, scalar::<i32>(0), n_q, q_tile),
-            delta: row_block(delta + index * n_q, scalar::<i32>(0), n_q, q_tile),
-            dq_sum: dq_sum_block(dq_sum, index, scalar::<i32>(0), n_q, q_tile, d_tile),
-            q_tile,
-            even_queries,
-            padded,
-            one_pass,
-            precision,
-            scale,
-        };
+        let lse2_block = row_block(lse2 + index * n_q, scalar::<i32>(0), n_q, q_tile);
+        let delta_block = row_block(delta + index * n_q, scalar::<i32>(0), n_q, q_tile);
+        let dq_block = dq_sum_block(dq_sum, index, scalar::<i32>(0), n_q, q_tile, d_tile);
+        // The keys of scores, which are [k_tile, q_tile].
+        let column = keys.expand_dims(1);
         let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site });
         // Keys beyond n_k are zeros, but their probabilities may be infinite, and dQ sums over them.
         let excludes_end = one_pass && !even_keys;
@@ -180,100 +149,67 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
             let edges = LoopMask::Rows(start.expand_dims(1), end.expand_dims(1));
             split.parts(bounds, q_tile, edges, if excludes_end { edges } else { LoopMask::None })
         };
-        (dk_sum, dv_sum) = queries.run(parts, modify.as_ref(), (dk_sum, dv_sum));
+        (dk_sum, dv_sum) = parts.into_iter().fold((dk_sum, dv_sum), |sums, part| {
+            let (first, end) = part.tiles;
+            let (mut dk_sum, mut dv_sum) = sums;
+            let mut q_block = q_block.advance([first * q_tile, 0]);
+            let mut do_block = do_block.advance([first * q_tile, 0]);
+            let mut lse2_block = lse2_block.advance([first * q_tile]);
+            let mut delta_block = delta_block.advance([first * q_tile]);
+            let mut dq_block = dq_block.advance([first * (q_tile / 16), 0]);
+            let rules = Rules { mask: part.mask, modify: modify.as_ref(), scale };
+            let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
+            // With dQ between them, ptxas serializes dots that run one iteration later.
+            let overlap = one_pass.then_some(false);
+            let boundary = boundary_dims(!even_queries, padded);
+            let row_boundary = boundary_dims(!even_queries, false);
+            for i in range(first, end, split = hint, overlap = overlap) {
+                let qt = load(q_block, boundary_check = boundary, padding = zero);
+                let grad_o = load(do_block, boundary_check = boundary, padding = zero);
+                let lt = load(lse2_block, boundary_check = row_boundary, padding = zero).expand_dims(0);
+                let dt = load(delta_block, boundary_check = row_boundary, padding = zero).expand_dims(0);
+                let product = dot(kt, qt.trans(), input_precision = precision);
+                let rows = (i * q_tile + arange(0, q_tile)).expand_dims(0);
+                let scores = Scores { dot: product, rows, keys: column, rules };
+                let dp = dot(vt, grad_o.trans(), input_precision = precision);
+                let modified = scores.modified();
+                let mut p = scores.keep(exp2(modified.scores * scale2 - lt), 0.0);
+                if modify.is_some() && !even_queries {
+                    // A score function may give rows beyond n_q, which are zeros, any score.
+                    p = where_(rows < n_q, p, 0.0);
+                }
+                let ds = modified.chain(p * (dp - dt)).to::<T>();
+                // With 128 queries, the dot of P runs during the barrier between dS and dQ (FlashAttention-3,
+                // `hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp`). With fewer, dQ is first, so that the other two run while
+                // it is added.
+                let dv_first = !one_pass || q_tile >= 128;
+                if dv_first {
+                    dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
+                }
+                if one_pass {
+                    let partial_dq = dot(ds.trans(), kt, input_precision = precision);
+                    if !dv_first {
+                        dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
+                    }
+                    dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
+                    atomic_add(dq_block, fragments(partial_dq));
+                    dq_block = dq_block.advance([q_tile / 16, 0]);
+                } else {
+                    dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
+                }
+                q_block = q_block.advance([q_tile, 0]);
+                do_block = do_block.advance([q_tile, 0]);
+                lse2_block = lse2_block.advance([q_tile]);
+                delta_block = delta_block.advance([q_tile]);
+            }
+            (dk_sum, dv_sum)
+        });
     }
 
     let dk_block = dk.index([entry, kv_head]).block([first_key, 0], [k_tile, d_tile]);
     let dv_block = dv.index([entry, kv_head]).block([first_key, 0], [k_tile, d_tile]);
     store(dk_block, (dk_sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
     store(dv_block, dv_sum.to::<R>(), boundary_check = boundary_dims(true, padded));
-}
-
-/// What all iterations over tiles of queries use.
-#[derive(Clone, Copy)]
-struct QueryLoop<T: Float> {
-    k: Tile<T>,
-    v: Tile<T>,
-    /// [k_tile, 1].
-    keys: Tile<i32>,
-    n_q: Scalar<i32>,
-    /// The first tiles.
-    q: BlockPtr<T>,
-    d_o: BlockPtr<T>,
-    lse2: BlockPtr<f32>,
-    delta: BlockPtr<f32>,
-    dq_sum: BlockPtr<f32>,
-    q_tile: usize,
-    even_queries: bool,
-    padded: bool,
-    one_pass: bool,
-    precision: Precision,
-    scale: Scalar<f32>,
-}
-
-impl<T: Float> QueryLoop<T> {
-    /// Adds the tiles of queries of `parts` to the sums of dK and dV, and with `one_pass` to `dq_sum`.
-    fn run(self, parts: Vec<Part>, modify: Option<&ScoreFn>, sums: (Tile<f32>, Tile<f32>)) -> (Tile<f32>, Tile<f32>) {
-        parts.into_iter().fold(sums, |sums, part| self.add(part, modify, sums))
-    }
-
-    #[device_fn]
-    fn add(self, part: Part, modify: Option<&ScoreFn>, sums: (Tile<f32>, Tile<f32>)) -> (Tile<f32>, Tile<f32>) {
-        let QueryLoop { k, v, keys, n_q, q_tile, even_queries, padded, one_pass, precision, .. } = self;
-        let (first, end) = part.tiles;
-        let (mut dk_sum, mut dv_sum) = sums;
-        let mut q_block = self.q.advance([first * q_tile, 0]);
-        let mut do_block = self.d_o.advance([first * q_tile, 0]);
-        let mut lse2_block = self.lse2.advance([first * q_tile]);
-        let mut delta_block = self.delta.advance([first * q_tile]);
-        let mut dq_block = self.dq_sum.advance([first * (q_tile / 16), 0]);
-        let rules = Rules { mask: part.mask, modify, scale: self.scale };
-        let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
-        // With dQ between them, ptxas serializes dots that run one iteration later.
-        let overlap = one_pass.then_some(false);
-        for i in range(first, end, split = hint, overlap = overlap) {
-            let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
-            let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
-            let lt =
-                load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
-            let dt =
-                load(delta_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
-            let product = dot(k, qt.trans(), input_precision = precision);
-            let rows = (i * q_tile + arange(0, q_tile)).expand_dims(0);
-            let scores = Scores { dot: product, rows, keys, rules };
-            let dp = dot(v, grad_o.trans(), input_precision = precision);
-            let modified = scores.modified();
-            let mut p = scores.keep(exp2(modified.scores * scale2 - lt), 0.0);
-            if modify.is_some() && !even_queries {
-                // A score function may give rows beyond n_q, which are zeros, any score.
-                p = where_(rows < n_q, p, 0.0);
-            }
-            let ds = modified.chain(p * (dp - dt)).to::<T>();
-            // With 128 queries, the dot of P runs during the barrier between dS and dQ (FlashAttention-3,
-            // `hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp`). With fewer, dQ is first, so that the other two run while it is
-            // added.
-            let dv_first = !one_pass || q_tile >= 128;
-            if dv_first {
-                dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
-            }
-            if one_pass {
-                let partial_dq = dot(ds.trans(), k, input_precision = precision);
-                if !dv_first {
-                    dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
-                }
-                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-                atomic_add(dq_block, fragments(partial_dq));
-                dq_block = dq_block.advance([q_tile / 16, 0]);
-            } else {
-                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-            }
-            q_block = q_block.advance([q_tile, 0]);
-            do_block = do_block.advance([q_tile, 0]);
-            lse2_block = lse2_block.advance([q_tile]);
-            delta_block = delta_block.advance([q_tile]);
-        }
-        (dk_sum, dv_sum)
-    }
 }
 
 /// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
@@ -286,14 +222,8 @@ impl<T: Float> QueryLoop<T> {
     configs = [
         Config(q_tile = 16..=128, k_tile = 16..=128, num_warps = [4, 8], num_stages = 2..=3),
         Config(q_tile = 64..=128, k_tile = 64..=128, num_warps = [4, 8], num_stages = 2..=4, warp_specialize = true),
-        Config(
-            q_tile = 128,
-            k_tile = 64..=128,
-            num_warps = 8,
-            num_stages = 2..=3,
-            warp_specialize = true,
-            overlap = false,
-        ),
+        Config(q_tile = 128, k_tile = 64..=128, num_warps = 8, num_stages = 2..=3, warp_specialize = true,
+               overlap = false),
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2, overlap = false),
         Config(q_tile = 64..=128, k_tile = 16..=64, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
     ],
@@ -338,15 +268,9 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     assume_entries(dq.dim(0), q.dim(0), n_k, split_rows);
     assume_group(q.dim(1), k.dim(1), group);
-    let (tile, head, entry) = if causal {
-        // The last query tiles have the most work.
-        let extents = (num_programs(0), num_programs(1), num_programs(2));
-        let id = program_in_order(program_id(0), extents);
-        let (place, head, entry) = longest_first_at_end(id, extents, heads_in_l2(n_k, 4 * d_tile, group));
-        (num_programs(0) - 1 - place, head, entry)
-    } else {
-        (program_id(0), program_id(1), program_id(2))
-    };
+    let (place, head, entry) = this_program(causal, n_k, 4 * d_tile, group);
+    // The last query tiles have the most work.
+    let tile = if causal { num_programs(0) - 1 - place } else { place };
     let (batch, split) = batch_and_split(entry, n_k, split_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;

@@ -80,7 +80,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
         } else {
             let rows = row_offset(head, batch * num_splits + split, n);
             total += load(
-                sum_block(sums + rows * d, first_row, n, d, row_tile, d_tile),
+                sum_block(sums + rows * d, first_row, n, d, (row_tile, d_tile)),
                 boundary_check = boundary_dims(true, padded),
                 padding = zero,
             );
@@ -93,7 +93,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
 /// A block pointer to `len` elements of a dense vector of `n`, from `first` on.
 #[device_fn]
 pub(super) fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> BlockPtr<f32> {
-    make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
+    make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len])
 }
 
 /// Rows of `dq_sum` are padded to a multiple of this: of every `q_tile`.
@@ -123,7 +123,6 @@ pub(super) fn dq_sum_block(
         strides = [16 * d_tile, 1],
         offsets = [first, 0],
         block_shape = [q_tile / 16, 16 * d_tile],
-        order = [1, 0],
     )
 }
 
@@ -146,22 +145,14 @@ fn rows_of_fragments(tile: Tile<f32>) -> Tile<f32> {
     parts.permute([0, 4, 2, 1, 3, 5]).reshape([16 * blocks, d_tile])
 }
 
-/// A block pointer to the [q_tile, d_tile] tile of dense f32 sums [n, d], from row `first` on.
+/// A block pointer to the `tile` = (rows, columns) of dense f32 sums [n, d], from row `first` on.
 #[device_fn]
 pub(super) fn sum_block(
     base: Ptr<f32>,
     first: Scalar<i32>,
     n: Scalar<i32>,
     d: usize,
-    q_tile: usize,
-    d_tile: usize,
+    tile: (usize, usize),
 ) -> BlockPtr<f32> {
-    make_block_ptr(
-        base,
-        shape = [n, d],
-        strides = [d, 1],
-        offsets = [first, 0],
-        block_shape = [q_tile, d_tile],
-        order = [1, 0],
-    )
+    make_block_ptr(base, shape = [n, d], strides = [d, 1], offsets = [first, 0], block_shape = [tile.0, tile.1])
 }

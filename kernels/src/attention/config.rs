@@ -76,15 +76,9 @@ pub fn is_sub_wave([batch, heads]: [usize; 2], rows: usize) -> bool {
 /// Whether the backward pass in one pass is faster than in two: on Hopper, where TMA adds the tiles of dQ, for bf16 and
 /// f16 and grids of more than a wave. Measured with the causal mask and d = 64 and 128
 /// (`harness/records/2026-11-25-h100-one-pass.jsonl`); without a mask and with padded d the loop is the same.
-pub fn one_pass_is_faster(
-    target: &Target,
-    element_bytes: usize,
-    d: usize,
-    batch_and_kv_heads: [usize; 2],
-    n_k: usize,
-) -> bool {
+pub fn one_pass_is_faster(target: &Target, element_bytes: usize, [batch, heads_kv, n_k, d]: [usize; 4]) -> bool {
     let has_wgmma = is_hopper(target) && element_bytes == 2;
-    has_wgmma && matches!(d_tile(d), 64 | 128) && !is_sub_wave(batch_and_kv_heads, n_k)
+    has_wgmma && matches!(d_tile(d), 64 | 128) && !is_sub_wave([batch, heads_kv], n_k)
 }
 
 /// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.

@@ -42,35 +42,13 @@ use tilewright_runtime::prelude::*;
     configs = [
         Config(q_tile = 16..=256, k_tile = 16..=128, num_warps = [4, 8], num_stages = 2..=3),
         Config(q_tile = 64..=128, k_tile = 64..=128, num_warps = [4, 8], num_stages = 2..=3, warp_specialize = true),
-        Config(
-            q_tile = 128,
-            k_tile = 64..=128,
-            num_warps = 8,
-            num_stages = 2..=3,
-            warp_specialize = true,
-            pingpong = true,
-        ),
-        Config(
-            q_tile = 64,
-            k_tile = 64..=128,
-            replicas = [2, 3, 4],
-            persistent = [false, true],
-            num_warps = 4,
-            num_stages = 2..=3,
-            warp_specialize = true,
-            pingpong = true,
-            overlap = true,
-        ),
+        Config(q_tile = 128, k_tile = 64..=128, num_warps = 8, num_stages = 2..=3, warp_specialize = true,
+               pingpong = true),
+        Config(q_tile = 64, k_tile = 64..=128, replicas = [2, 3, 4], persistent = [false, true], num_warps = 4,
+               num_stages = 2..=3, warp_specialize = true, pingpong = true, overlap = true),
         Config(q_tile = 64..=128, k_tile = 64..=128, num_warps = [4, 8], num_stages = 2, overlap = false),
         Config(q_tile = 64..=128, k_tile = 16..=64, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
-        Config(
-            q_tile = 64,
-            k_tile = 32..=64,
-            num_warps = 4,
-            num_stages = 2,
-            wgmma_f32 = true,
-            warp_specialize = true,
-        ),
+        Config(q_tile = 64, k_tile = 32..=64, num_warps = 4, num_stages = 2, wgmma_f32 = true, warp_specialize = true),
     ],
     keep = |problem, config| keep(Pass::Forward, problem, config),
     key = [d, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
@@ -196,15 +174,33 @@ fn assume_i32(extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) {
 
 /// The number of this program among those of a grid of `extents`, of which the first axis counts as the tile `tile`.
 #[device_fn]
-pub(super) fn program_in_order(tile: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) -> Scalar<i32> {
+fn program_in_order(tile: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) -> Scalar<i32> {
     assume_i32(extents);
     (program_id(2) * extents.1 + program_id(1)) * extents.0 + tile
+}
+
+/// The tile, the head and the entry of this program of a grid of tiles, heads and entries. `by_length`: in the order of
+/// [`longest_first_at_end`], for loops that access `row_bytes` for each of `rows` rows, the same for `group` heads.
+#[device_fn]
+pub(super) fn this_program(
+    by_length: bool,
+    rows: Scalar<i32>,
+    row_bytes: usize,
+    group: usize,
+) -> (Scalar<i32>, Scalar<i32>, Scalar<i32>) {
+    if by_length {
+        let extents = (num_programs(0), num_programs(1), num_programs(2));
+        let id = program_in_order(program_id(0), extents);
+        longest_first_at_end(id, extents, heads_in_l2(rows, row_bytes, group))
+    } else {
+        (program_id(0), program_id(1), program_id(2))
+    }
 }
 
 /// The number of heads that fit into the L2 cache, of loops that access `row_bytes` for each of `rows` rows, the same for
 /// `group` heads.
 #[device_fn]
-pub(super) fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> Scalar<i32> {
+fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> Scalar<i32> {
     // 40 of Hopper's 50 MB.
     let l2_bytes = 40 << 20;
     let fit = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1);
@@ -216,7 +212,7 @@ pub(super) fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> 
 /// tiles of the last `last_heads` come before their shorter ones, so that all SMs end at about the same time. Compared with
 /// other orders: `harness/records/2026-11-28-h200-attention-order.jsonl` and `…-attention-tried.jsonl` (thirteenth run).
 #[device_fn]
-pub(super) fn longest_first_at_end(
+fn longest_first_at_end(
     id: Scalar<i32>,
     extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>),
     last_heads: Scalar<i32>,

@@ -68,10 +68,10 @@ impl<'a> Options<'a> {
         Options { causal, ..Options::default() }
     }
 
-    /// Whether the backward pass for q and k of these shapes takes one pass; [`Backward`] has the choices.
-    pub fn is_one_pass<T: Element>(&self, device: &Device, q: [usize; 4], k: [usize; 4]) -> bool {
+    /// Whether the backward pass for k of this shape takes one pass; [`Backward`] has the choices.
+    pub fn is_one_pass<T: Element>(&self, device: &Device, k: [usize; 4]) -> bool {
         match self.backward {
-            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), q[3], [q[0], k[1]], k[2]),
+            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), k),
             Backward::TwoPass => false,
             Backward::OnePass => true,
         }
@@ -148,7 +148,7 @@ impl<'a> Problem<'a> {
             None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
             _ => Precision::Ieee,
         };
-        let one_pass = options.is_one_pass::<T>(device, q.shape(), k.shape());
+        let one_pass = options.is_one_pass::<T>(device, k.shape());
         let mask_data = options.mask.data.unwrap_or(View::empty(device));
         let score_data = options.score.data.unwrap_or(View::empty(device));
         expect_mask(&options.mask, mask_data.len(), [n_q, n_k])?;
@@ -220,7 +220,7 @@ pub fn forward<T: FloatElement>(
 ) -> Result<(Buffer<T>, Buffer<f32>)> {
     Problem::new(device, [&q, &k, &v], options)?;
     let mut o = Buffer::uninit(device, q.shape().iter().product())?;
-    let mut lse = Buffer::uninit(device, q.shape()[..3].iter().product())?;
+    let mut lse = Buffer::uninit(device, rows(q.shape()))?;
     let mut workspace = Buffer::uninit(device, forward_workspace::<T>(device, q.shape(), k.shape(), options))?;
     let target = TensorMut::dense(o.view_mut(), q.shape())?;
     forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), options)?;
@@ -257,14 +257,14 @@ pub fn forward_into<T: FloatElement>(
 ) -> Result<()> {
     let p = Problem::new(device, [&q, &k, &v], options)?;
     expect_shape("o", o.shape(), q.shape())?;
-    expect_rows("lse", q.shape(), lse.len())?;
-    expect_workspace(forward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
+    expect_len("lse", lse.len(), rows(q.shape()), ", one per row of q")?;
+    expect_len("workspace", workspace.len(), forward_workspace::<T>(device, q.shape(), k.shape(), options), "")?;
     let split = KvSplit::new::<T>(Pass::Forward, device, q.shape(), k.shape(), options);
     if !split.is_split() {
         return launch_forward(&p, [q, k, v], &mut o, &mut lse, split);
     }
     let (mut partial_o, rest) = split_results(workspace, q.shape(), split)?;
-    let (mut partial_lse, _) = rest.split_at(partial_o.shape()[..3].iter().product())?;
+    let (mut partial_lse, _) = rest.split_at(rows(partial_o.shape()))?;
     launch_forward(&p, [q, k, v], &mut partial_o, &mut partial_lse, split)?;
     FlashAttentionFwdCombine {
         partial_o: &partial_o.as_view(),
@@ -288,13 +288,13 @@ fn split_results<'a>(
     Ok((TensorMut::dense(results, shape)?, rest))
 }
 
-fn expect_workspace(needed: usize, found: usize) -> Result<()> {
-    expect(found >= needed, "workspace", format_args!("at least {needed} elements"), found)
+fn expect_len(name: &'static str, found: usize, needed: usize, of: &str) -> Result<()> {
+    expect(found >= needed, name, format_args!("at least {needed} elements{of}"), found)
 }
 
-fn expect_rows(name: &'static str, q_shape: [usize; 4], found: usize) -> Result<()> {
-    let needed = q_shape[..3].iter().product();
-    expect(found >= needed, name, format_args!("at least {needed} elements, one per row of q"), found)
+/// The number of rows of a tensor of this shape.
+fn rows([batch, heads, n, _]: [usize; 4]) -> usize {
+    product(&[batch, heads, n])
 }
 
 /// The inputs of the backward pass: inputs and outputs of the forward pass, and the gradient of O.
@@ -318,7 +318,7 @@ pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize;
         if split.is_split() { product(&shape).saturating_mul(split.count) } else { 0 }
     };
     let partial_dkdv_len = partial_len(k, keys).saturating_mul(2);
-    let gradients_len = match options.is_one_pass::<T>(device, q, k) {
+    let gradients_len = match options.is_one_pass::<T>(device, k) {
         false => partial_dkdv_len.max(partial_len(q, queries)),
         true => dq_sum_len(q).saturating_add(partial_dkdv_len),
     };
@@ -337,7 +337,7 @@ fn dq_sum_len([batch, heads, n_q, d]: [usize; 4]) -> usize {
 
 /// Rows of one workspace vector, rounded up so that the second vector is aligned like the first.
 fn aligned_rows(q_shape: [usize; 4]) -> usize {
-    saturating_multiple(product(&q_shape[..3]), 64)
+    saturating_multiple(rows(q_shape), 64)
 }
 
 /// The next multiple; saturates.
@@ -400,8 +400,8 @@ pub fn backward_into<T: FloatElement>(
     ] {
         expect_shape(name, shape, expected)?;
     }
-    expect_rows("lse", q_shape, lse.len())?;
-    expect_workspace(backward_workspace::<T>(device, q_shape, k_shape, options), workspace.len())?;
+    expect_len("lse", lse.len(), rows(q_shape), ", one per row of q")?;
+    expect_len("workspace", workspace.len(), backward_workspace::<T>(device, q_shape, k_shape, options), "")?;
     let (mut delta, rest) = workspace.split_at(aligned_rows(q_shape))?;
     let (mut lse2, rest) = rest.split_at(aligned_rows(q_shape))?;
     let (mut dq_sum, mut rest) = rest.split_at(if p.one_pass { dq_sum_len(q_shape) } else { 0 })?;

@@ -161,29 +161,21 @@ pub static SOFTCAP: ScoreFunctions = ScoreFunctions {
     bind: |args| Box::new(move |scores, _, _| softcap(scores, args.number)),
 };
 /// ALiBi (Press and others, 2022): s − mₕ · |i + (n_k − n_q) − j|. The tensor has the slope mₕ of each query head.
-pub static ALIBI: ScoreFunctions = ScoreFunctions {
-    name: "alibi",
-    has_derivative: false,
-    bind: |args| {
-        let slope = slope(args.data, args.site.head);
-        Box::new(move |scores, rows, keys| Modified {
-            scores: alibi(scores, rows, keys, slope, args.site.n_q, args.site.n_k),
-            derivative: None,
-        })
-    },
-};
+pub static ALIBI: ScoreFunctions =
+    ScoreFunctions { name: "alibi", has_derivative: false, bind: |args| with_alibi(args, false) };
 /// [`SOFTCAP`], then [`ALIBI`].
-pub static SOFTCAP_ALIBI: ScoreFunctions = ScoreFunctions {
-    name: "softcap_alibi",
-    has_derivative: true,
-    bind: |args| {
-        let slope = slope(args.data, args.site.head);
-        Box::new(move |scores, rows, keys| {
-            let capped = softcap(scores, args.number);
-            Modified { scores: alibi(capped.scores, rows, keys, slope, args.site.n_q, args.site.n_k), ..capped }
-        })
-    },
-};
+pub static SOFTCAP_ALIBI: ScoreFunctions =
+    ScoreFunctions { name: "softcap_alibi", has_derivative: true, bind: |args| with_alibi(args, true) };
+
+#[device_fn]
+fn with_alibi(args: ScoreArgs, capped: bool) -> ScoreFn {
+    let slope = load(args.data + args.site.head);
+    Box::new(move |scores, rows, keys| {
+        let modified = if capped { softcap(scores, args.number) } else { Modified { scores, derivative: None } };
+        let scores = alibi(modified.scores, rows, keys, slope, args.site);
+        Modified { scores, derivative: modified.derivative }
+    })
+}
 
 /// tanh x = 1 − 2 / (1 + exp 2x), with an absolute error of about an ulp of 1: c times that in the score.
 #[device_fn]
@@ -194,21 +186,9 @@ fn softcap(scores: Tile<f32>, cap: Scalar<f32>) -> Modified {
 }
 
 #[device_fn]
-fn slope(slopes: Ptr<f32>, head: Scalar<i32>) -> Scalar<f32> {
-    load(slopes + head)
-}
-
-#[device_fn]
-fn alibi(
-    scores: Tile<f32>,
-    rows: Tile<i32>,
-    keys: Tile<i32>,
-    slope: Scalar<f32>,
-    n_q: Scalar<i32>,
-    n_k: Scalar<i32>,
-) -> Tile<f32> {
+fn alibi(scores: Tile<f32>, rows: Tile<i32>, keys: Tile<i32>, slope: Scalar<f32>, site: Site) -> Tile<f32> {
     // Exact in f32: rows and keys are below 2^24.
-    let diagonal = (rows + (n_k - n_q)).to::<f32>();
+    let diagonal = (rows + (site.n_k - site.n_q)).to::<f32>();
     scores - slope * (diagonal - keys.to::<f32>()).abs()
 }
 
@@ -228,10 +208,7 @@ impl ScoreMod {
 impl Modified {
     /// The gradient of the scores, from that of the modified scores.
     pub(super) fn chain(&self, gradient: Tile<f32>) -> Tile<f32> {
-        match self.derivative {
-            None => gradient,
-            Some(derivative) => gradient * derivative,
-        }
+        self.derivative.map_or(gradient, |derivative| gradient * derivative)
     }
 }
 

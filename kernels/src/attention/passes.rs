@@ -36,50 +36,61 @@ impl Problem<'_> {
     }
 }
 
+/// Launches one of the three kernels with tiles, with the arguments that they share, and with its own.
+macro_rules! launch {
+    ($kernel:ident, $pass:expr, $p:expr, $split:expr, $inputs:expr, { $($own:tt)* }) => {{
+        let (p, options, [q, k, v]) = ($p, $p.options, $inputs);
+        let mut args = $kernel {
+            q: &q,
+            k: &k,
+            v: &v,
+            mask_data: &p.mask_data,
+            score_data: &p.score_data,
+            scale: p.scale,
+            mask_number: options.mask.number,
+            score_number: options.score.number,
+            q_tile: tuned(),
+            k_tile: tuned(),
+            causal: options.causal,
+            precision: p.precision,
+            split_rows: $split.rows,
+            mask: options.mask.function,
+            score: options.score.function,
+            $($own)*
+        };
+        match p.given_tiles::<T>($pass, $split)? {
+            None => args.launch_tuned_with(p.device, &options.base_config()),
+            Some(tiles) => {
+                args.set_configuration(&tiles.config())?;
+                args.launch_with(p.device, &options.launch(tiles))
+            }
+        }
+    }};
+}
+
 /// Launches the forward kernel: O and L, or those of each split.
 pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
     p: &Problem,
-    [q, k, v]: [Tensor<T>; 3],
+    inputs: [Tensor<T>; 3],
     o: &mut TensorMut<R>,
     lse: &mut ViewMut<f32>,
     split: KvSplit,
 ) -> Result<()> {
-    let (device, options) = (p.device, p.options);
-    let [batch, heads, n_q, _] = q.shape();
+    let [batch, heads, n_q, _] = inputs[0].shape();
     // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
-    let tuned_may = device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
+    let tuned_may = p.device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
         && T::DTYPE.size() == 2
         && !is_sub_wave([batch, heads], n_q);
-    let may_persist = options.forward_tiles.map_or(tuned_may, |tiles| tiles.persistent);
-    let mut tiles_taken = Buffer::<i32>::zeros(device, usize::from(may_persist))?;
-    let mut args = FlashAttentionFwd {
-        q: &q,
-        k: &k,
-        v: &v,
+    let may_persist = p.options.forward_tiles.map_or(tuned_may, |tiles| tiles.persistent);
+    let mut tiles_taken = Buffer::<i32>::zeros(p.device, usize::from(may_persist))?;
+    launch!(FlashAttentionFwd, Pass::Forward, p, split, inputs, {
         o,
         lse,
         tiles_taken: &mut tiles_taken,
-        mask_data: &p.mask_data,
-        score_data: &p.score_data,
-        scale: p.scale,
-        mask_number: options.mask.number,
-        score_number: options.score.number,
-        programs: device.info().compute_units.max(1) as i32,
-        q_tile: tuned(),
-        k_tile: tuned(),
+        programs: p.device.info().compute_units.max(1) as i32,
         replicas: tuned(),
         persistent: tuned(),
-        causal: options.causal,
-        precision: p.precision,
-        split_rows: split.rows,
-        mask: options.mask.function,
-        score: options.score.function,
-    };
-    let Some(tiles) = p.given_tiles::<T>(Pass::Forward, split)? else {
-        return args.launch_tuned_with(device, &options.base_config());
-    };
-    args.set_configuration(&tiles.config())?;
-    args.launch_with(device, &options.launch(tiles))
+    })
 }
 
 /// The results of preprocessing, each with one value per query row.
@@ -118,36 +129,10 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     dq_sum: &mut ViewMut<f32>,
     split: KvSplit,
 ) -> Result<()> {
-    let (device, options) = (p.device, p.options);
-    let mut args = FlashAttentionBwdDkdv {
-        q: &q,
-        k: &k,
-        v: &v,
-        d_o: &d_o,
-        lse2: &lse2,
-        delta: &delta,
-        mask_data: &p.mask_data,
-        score_data: &p.score_data,
-        dk,
-        dv,
-        dq_sum,
-        scale: p.scale,
-        mask_number: options.mask.number,
-        score_number: options.score.number,
-        q_tile: tuned(),
-        k_tile: tuned(),
-        causal: options.causal,
-        one_pass: p.one_pass,
-        precision: p.precision,
-        split_rows: split.rows,
-        mask: options.mask.function,
-        score: options.score.function,
-    };
-    let Some(tiles) = p.given_tiles::<T>(Pass::Dkdv, split)? else {
-        return args.launch_tuned_with(device, &options.base_config());
-    };
-    args.set_configuration(&tiles.config())?;
-    args.launch_with(device, &options.launch(tiles))
+    let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
+    launch!(FlashAttentionBwdDkdv, Pass::Dkdv, p, split, [q, k, v], {
+        d_o, lse2, delta, dk, dv, dq_sum, one_pass: p.one_pass,
+    })
 }
 
 /// Launches the kernel of dQ: it, or that of each split.
@@ -158,31 +143,6 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
     dq: &mut TensorMut<R>,
     split: KvSplit,
 ) -> Result<()> {
-    let (device, options) = (p.device, p.options);
-    let mut args = FlashAttentionBwdDq {
-        q: &q,
-        k: &k,
-        v: &v,
-        d_o: &d_o,
-        lse2: &lse2,
-        delta: &delta,
-        mask_data: &p.mask_data,
-        score_data: &p.score_data,
-        dq,
-        scale: p.scale,
-        mask_number: options.mask.number,
-        score_number: options.score.number,
-        q_tile: tuned(),
-        k_tile: tuned(),
-        causal: options.causal,
-        precision: p.precision,
-        split_rows: split.rows,
-        mask: options.mask.function,
-        score: options.score.function,
-    };
-    let Some(tiles) = p.given_tiles::<T>(Pass::Dq, split)? else {
-        return args.launch_tuned_with(device, &options.base_config());
-    };
-    args.set_configuration(&tiles.config())?;
-    args.launch_with(device, &options.launch(tiles))
+    let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
+    launch!(FlashAttentionBwdDq, Pass::Dq, p, split, [q, k, v], { d_o, lse2, delta, dq, })
 }

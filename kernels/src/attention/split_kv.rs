@@ -128,7 +128,7 @@ pub fn flash_attention_fwd_combine<T: Float>(
         let rows = row_offset(head, batch * num_splits + split, n_q);
         let lt = load(row_block(partial_lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
         let ot = load(
-            sum_block(partial_o + rows * d, first_row, n_q, d, q_tile, d_tile),
+            sum_block(partial_o + rows * d, first_row, n_q, d, (q_tile, d_tile)),
             boundary_check = boundary_dims(true, padded),
             padding = zero,
         );

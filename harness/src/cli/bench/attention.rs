@@ -139,7 +139,7 @@ impl<'a, T: Number> Bench<'a, T> {
         let backward = arguments.passes.backward(!arguments.dq_tiles.is_empty());
         let shape = [problem.batch, problem.heads_q, problem.n_q, problem.d];
         let options = Options { backward, ..Options::new(problem.causal) };
-        let one_pass = options.is_one_pass::<T>(device, shape, shape);
+        let one_pass = options.is_one_pass::<T>(device, shape);
         Ok(Bench { arguments, device, problem, one_pass, full, small, expected })
     }
 
