@@ -185,3 +185,31 @@ pub fn indirect_matmul<T: Float>(
     }
     store(c.block([i * m_tile, j * n_tile], [m_tile, n_tile]), acc.to::<T>(), boundary_check = [0, 1]);
 }
+
+/// `c = a · b[which]`, for a [m_tile, k] and matrices b [_, k, n_tile], of which one has `size` elements. Unless `checked`, nothing
+/// is known of `which`.
+#[kernel]
+pub fn chosen_matmul<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    c: Out<f32>,
+    k: i32,
+    which: i32,
+    size: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr] checked: bool,
+) {
+    let which = if checked { maximum(which, 0) } else { which };
+    let b = b + which.to::<i64>() * size;
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    for l in range(0, k, k_tile) {
+        let a_block = make_block_ptr(a, [m_tile, k], [k, 1], offsets = [0, l], block_shape = [m_tile, k_tile]);
+        let b_block = make_block_ptr(b, [k, n_tile], [n_tile, 1], offsets = [l, 0], block_shape = [k_tile, n_tile]);
+        let at = load(a_block, boundary_check = [0, 1], padding = zero);
+        let bt = load(b_block, boundary_check = [0, 1], padding = zero);
+        acc = dot(at, bt, acc);
+    }
+    store(c + (arange(0, m_tile).expand_dims(1) * n_tile + arange(0, n_tile).expand_dims(0)), acc);
+}

@@ -12,7 +12,8 @@ use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::interpret::{self, Arg, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
 use tilewright_tests::pointer_loads::{
-    GATHERED_MATMUL, INDIRECT_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated,
+    CHOSEN_MATMUL, GATHERED_MATMUL, INDIRECT_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul,
+    ROTATED, Rotated,
 };
 use tilewright_tests::{consts, notes};
 
@@ -365,4 +366,35 @@ fn notes_name_what_is_not_pipelined() {
          49152 bytes of shared memory, and a block of sm_90a has 232448",
     ];
     assert_eq!(notes.concat(), expected);
+}
+
+/// Notes say why TMA does not perform a load of a specialized loop.
+#[test]
+fn notes_name_what_tma_refuses() {
+    let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+    let options = CompileOptions { num_warps: 4, num_stages: 3, schedule, ..CompileOptions::default() };
+    let consts = |checked| {
+        let number = |name, n| (name, ConstValue::Int(n));
+        [number("m_tile", 64), number("n_tile", 64), number("k_tile", 64), ("checked", ConstValue::Bool(checked))]
+    };
+    let of = |func: &Func| {
+        let (ir, notes) = notes::gpu_ir(func, GpuArch::Sm90a, &options);
+        (count(&ir, |op| matches!(op, Op::TmaLoad { .. })), notes.concat())
+    };
+    let refused = "warp specialization is requested but not applied: TMA cannot load the operand of a dot at \
+                   tests/src/pointer_loads.rs:";
+    assert_eq!(of(&recorded(&CHOSEN_MATMUL, &consts(true))), (2, String::new()));
+    let negative = "211:18: an index in the base at tests/src/pointer_loads.rs:205:23 may be negative as far as is known: write \
+                    `maximum(index, 0)` where it cannot be";
+    assert_eq!(of(&recorded(&CHOSEN_MATMUL, &consts(false))), (0, format!("{refused}{negative}")));
+    // Rows of a of four elements, eight bytes.
+    let mut narrow = well_aligned(&CHOSEN_MATMUL);
+    narrow.args[3].divisible_by = 4;
+    let narrow = record(&CHOSEN_MATMUL, &[DType::BF16], &consts(true), &narrow);
+    let stride = "210:18: the stride of axis 0 is not known to be a multiple of 16 bytes";
+    assert_eq!(of(&narrow), (0, format!("{refused}{stride}")));
+    let by_all = CompileOptions { schedule: Schedule { tma: Some(true), ..Schedule::default() }, ..options.clone() };
+    let (ir, notes) = notes::gpu_ir(&narrow, GpuArch::Sm90a, &by_all);
+    let note = format!("TMA does not perform the load at tests/src/pointer_loads.rs:{stride}");
+    assert_eq!((count(&ir, |op| matches!(op, Op::TmaLoad { .. })) > 0, notes), (true, vec![note]));
 }

@@ -34,6 +34,8 @@ pub struct Candidate {
     pub depth: u32,
     /// Loaded by TMA.
     pub tma: bool,
+    /// Why it is not, where that was asked for.
+    pub no_tma: Option<String>,
 }
 
 impl Candidate {
@@ -173,19 +175,21 @@ pub fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate, ctas: u32) 
     tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer, ctas)?.check_indices(func, axis)
 }
 
-/// Chooses TMA for the loads that it can perform. Notes why it cannot perform the others.
-pub fn choose_tma(func: &Func, loads: &mut [Candidate], notes: &mut Vec<String>) {
+/// Chooses TMA for the loads that it can perform.
+pub fn choose_tma(func: &Func, loads: &mut [Candidate]) {
     let axis = AxisAnalysis::new(func);
     for c in loads {
-        match tma_can_load(func, &axis, c, 1) {
-            Ok(()) => c.tma = true,
-            Err(reason) => {
-                let note = format!("TMA does not perform the load at {}: {reason}", func.op(c.load).loc);
-                // Loops that are copies of each other have the same loads.
-                if !notes.contains(&note) {
-                    notes.push(note);
-                }
-            }
+        c.no_tma = tma_can_load(func, &axis, c, 1).err();
+        c.tma = c.no_tma.is_none();
+    }
+}
+
+/// Notes why TMA does not perform these loads. Loops that are copies of each other have the same loads.
+pub fn note_tma<'c>(func: &Func, loads: impl IntoIterator<Item = &'c Candidate>, notes: &mut Vec<String>) {
+    for (c, reason) in loads.into_iter().filter_map(|c| Some((c, c.no_tma.as_ref()?))) {
+        let note = format!("TMA does not perform the load at {}: {reason}", func.op(c.load).loc);
+        if !notes.contains(&note) {
+            notes.push(note);
         }
     }
 }
@@ -265,7 +269,7 @@ impl Search {
         let loads_tile = |&id: &OpId| matches!(func.op(id).op, Op::Load { .. }) && func.ty(func.result(id)).is_tensor();
         let indirect = ahead.iter().any(loads_tile);
         let in_registers = users > 0;
-        Ok(Candidate { load, alloc, in_registers, buffer, vector, indirect, depth: 0, tma: false })
+        Ok(Candidate { load, alloc, in_registers, buffer, vector, indirect, depth: 0, tma: false, no_tma: None })
     }
 
     fn require_zero_padding(&self, func: &Func, load: OpId) -> Result<(), String> {

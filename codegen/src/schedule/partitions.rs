@@ -1,6 +1,8 @@
 //! The partitions of a warp-specialized kernel: which loads a producer warp performs, for consumer warpgroups.
 
-use super::candidates::{Candidate, choose_tma, find_candidates, operand_loads, scheduled_loads, tma_can_load};
+use super::candidates::{
+    Candidate, choose_tma, find_candidates, note_tma, operand_loads, scheduled_loads, tma_can_load,
+};
 use super::dynamic;
 use super::overlap::Prefetch;
 use super::prefetch::reads_ring;
@@ -151,7 +153,9 @@ impl Plan {
                 continue;
             }
             if allow_tma {
-                choose_tma(func, &mut loads, notes);
+                choose_tma(func, &mut loads);
+                // Without the operands of a dot, there is no plan.
+                note_tma(func, loads.iter().filter(|c| c.alloc.is_none()), notes);
             }
             loops.push((func.op(id).regions[0], loads, num_stages.unwrap_or(options.num_stages)));
         }
@@ -266,7 +270,7 @@ impl Plan {
         let regions: Vec<BlockId> = blocks.iter().map(|(block, _)| *block).collect();
         for (block, loads) in blocks {
             let once = is_around(func, block, &regions);
-            let rings = rings(func, &loads, options.schedule.tma != Some(false), once)?;
+            let rings = rings(func, &loads, once)?;
             // The buffers of blocks around each other are in use at the same time.
             let is_apart = |number: usize| {
                 let mut users = plan.blocks.iter().filter(|(_, (group, _))| *group == number);
@@ -600,13 +604,13 @@ pub fn buffer_bytes(func: &Func, ty: &Type) -> u32 {
 ///
 /// # Errors
 /// The operand of a dot that TMA does not load.
-fn rings(func: &Func, loads: &[Candidate], allow_tma: bool, once: bool) -> Result<Vec<Ring>, String> {
+fn rings(func: &Func, loads: &[Candidate], once: bool) -> Result<Vec<Ring>, String> {
     let mut rings: Vec<Ring> = Vec::new();
     let dots: Vec<HashSet<OpId>> = loads.iter().map(|c| dots_of(func, c)).collect();
     for (number, c) in loads.iter().enumerate() {
         // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.
         if !c.tma && c.alloc.is_some() {
-            let cause = if allow_tma { "no tensor map describes it" } else { "tma is off" };
+            let cause = c.no_tma.as_deref().unwrap_or("tma is off");
             return Err(format!("TMA cannot load the operand of a dot at {}: {cause}", func.op(c.load).loc));
         }
         let bytes = c.buffer_bytes() as u32;

@@ -1,6 +1,6 @@
 //! Chooses the loads of a loop that all warps prefetch, and the number of stages that fit into shared memory.
 
-use super::candidates::{Candidate, choose_tma, find_candidates};
+use super::candidates::{Candidate, choose_tma, find_candidates, note_tma};
 use super::overlap::{Overlap, Prefetch};
 use crate::analysis::buffers::users;
 use crate::analysis::{scratch, warp_box};
@@ -37,7 +37,8 @@ pub fn choose(
         c.depth = u32::from(c.alloc.is_some_and(|alloc| overlap.reads(func, region, alloc)));
     }
     if arch >= GpuArch::Sm90a && options.schedule.tma == Some(true) {
-        choose_tma(func, &mut loads, notes);
+        choose_tma(func, &mut loads);
+        note_tma(func, &loads, notes);
     }
     let mut stages = stages_that_fit(func, id, &loads, wanted, arch);
     if stages < 2 && wanted >= 2 && loads.iter().any(|c| c.depth > 0) {
