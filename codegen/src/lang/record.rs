@@ -16,6 +16,8 @@ struct Recorder {
     combining: bool,
     /// Number of calls of [`emit`].
     emitted: usize,
+    /// Number of calls of device functions.
+    calls: usize,
 }
 
 /// Limit on the number of ops of a function, approximate. Loops over constants are unrolled, and passes take time and
@@ -57,7 +59,7 @@ pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Re
     let mut func = Func::new(name);
     func.loc = Location::caller().into();
     let blocks = vec![func.body];
-    let mine = Recorder { func, blocks, prints: Vec::new(), combining: false, emitted: 0 };
+    let mine = Recorder { func, blocks, prints: Vec::new(), combining: false, emitted: 0, calls: 0 };
     // Recording a kernel inside the recording of another (a host function called from it) does not disturb the outer
     // one.
     let outer = CURRENT.with(|c| c.borrow_mut().replace(mine));
@@ -85,6 +87,9 @@ pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Re
 /// Limit on the nesting of calls of device functions, far below what overflows the stack of a thread.
 const MAX_DEPTH: usize = 100;
 
+/// Limit on the calls of device functions of a kernel, which a recursion that records nothing would exceed after minutes.
+const MAX_CALLS: usize = 1 << 17;
+
 /// A call of a device function in progress.
 #[doc(hidden)]
 #[must_use]
@@ -96,7 +101,7 @@ impl Drop for FunctionCall {
     }
 }
 
-/// Enters the device function `name`; fails where too many calls are nested, as in a recursion without end.
+/// Enters the device function `name`; fails where too many calls are nested, as in a recursion without end, or have been made.
 #[doc(hidden)]
 #[track_caller]
 pub fn enter_function(name: &'static str) -> FunctionCall {
@@ -105,7 +110,20 @@ pub fn enter_function(name: &'static str) -> FunctionCall {
         calls.len()
     });
     let call = FunctionCall(());
-    if depth > MAX_DEPTH && CURRENT.with(|c| c.borrow().is_some()) {
+    let total = CURRENT.with_borrow_mut(|recorder| {
+        recorder.as_mut().map_or(0, |recorder| {
+            recorder.calls += 1;
+            recorder.calls
+        })
+    });
+    if total > MAX_CALLS {
+        fail(
+            error_here(format!("the kernel calls device functions more than {MAX_CALLS} times"))
+                .label("this call is one too many")
+                .help("each call is recorded: let a recursion call itself once, or use smaller constants"),
+        );
+    }
+    if depth > MAX_DEPTH && total > 0 {
         let last = CALLS.with_borrow(|calls| calls[depth - 5..].join("`, `"));
         fail(
             error_here(format!("more than {MAX_DEPTH} calls of device functions are nested"))

@@ -55,6 +55,16 @@ fn calls_itself_without_end(out: Out<f32>, n: i32) {
     store(out + arange(0, 8), without_end(ones::<f32>([8]), n));
 }
 
+#[device_fn]
+fn fibonacci(n: usize) -> usize {
+    if n < 2 { n } else { fibonacci(n - 1) + fibonacci(n - 2) }
+}
+
+#[kernel]
+fn calls_too_often(out: Out<f32>) {
+    store(out + arange(0, 8), full::<f32>([8], fibonacci(60) as f32));
+}
+
 #[kernel]
 fn takes_an_extent_apart(x: In<f32>, out: Out<f32>) {
     store(out, sum(zeros::<f32>([2, 96]).reshape([192])));
@@ -287,6 +297,7 @@ fn mistakes_name_the_line() {
         &RANKS_DIFFER,
         &TOO_MANY_PARTS,
         &SORTS_ANOTHER_EXTENT,
+        &CALLS_TOO_OFTEN,
         &TAKES_AN_EXTENT_APART,
         &COUNTS_INTO_ANOTHER_NUMBER,
         &TAKES_ANOTHER_NUMBER,
