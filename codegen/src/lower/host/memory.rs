@@ -6,6 +6,7 @@ use super::eval::ViewUse;
 use super::loop_nest::{DimMap, Evaluated, LoopNest, LoopNestSpec, TileRef, identity};
 use super::repr::{bits_type, from_bits, reg, reg_num, to_bits};
 use super::state::{Lowering, Result};
+use super::writer::Writer;
 use crate::ir::{AtomicOp, BinaryOp, DType, Literal, MemSem, Op, OpId, Value};
 
 impl Lowering<'_> {
@@ -353,7 +354,7 @@ impl Lowering<'_> {
             let (line, _) = l.tile_address(nest, &from, &others);
             let depth = nest.depth();
             nest.select(&mut l.w, depth);
-            let at = l.w.inst(format!("and i32 {}, {}", picked.name, extent - 1));
+            let at = modulo(&mut l.w, &picked.name, extent);
             let at = l.w.inst(format!("zext i32 {at} to i64"));
             let at = l.w.inst(format!("mul i64 {at}, {stride}"));
             let p = l.w.inst(format!("getelementptr {ty}, ptr {line}, i64 {at}"));
@@ -396,4 +397,15 @@ fn literal_zero(d: DType) -> &'static str {
         "float" | "double" => "0.0",
         _ => "0",
     }
+}
+
+/// An i32 modulo an extent: at least 0.
+fn modulo(w: &mut Writer, n: &str, extent: usize) -> String {
+    if extent.is_power_of_two() {
+        return w.inst(format!("and i32 {n}, {}", extent - 1));
+    }
+    let rest = w.inst(format!("srem i32 {n}, {extent}"));
+    let above = w.inst(format!("add i32 {rest}, {extent}"));
+    let negative = w.inst(format!("icmp slt i32 {rest}, 0"));
+    w.inst(format!("select i1 {negative}, i32 {above}, i32 {rest}"))
 }
