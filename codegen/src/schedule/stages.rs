@@ -55,8 +55,9 @@ pub fn is_wait_deferred(func: &Func, dot: OpId) -> bool {
 }
 
 /// Puts the wait for a `wgmma` into the stage of the `wgmma` again where it cannot be deferred: where the `wgmma` reads a
-/// buffer that the loop itself fills, or registers, which must not change until the wait, or where its result has another use than the next value of its accumulator. Must
-/// run before a loop is rotated, because the prologue then contains copies of its `wgmma`.
+/// buffer that the loop itself fills, or registers, which must not change until the wait; and where its result has another
+/// use than the next value of its accumulator. Must run before a loop is rotated, because the prologue then contains copies
+/// of its `wgmma`.
 pub fn undefer_unsafe_waits(func: &mut Func, region: BlockId) {
     for dot in deferred_dots(func, region) {
         let is_outside = |&v: &Value| buffer_of(func, v).is_some_and(|buffer| !func.is_in(buffer, region));
