@@ -25,10 +25,10 @@ const NO_VIEW: &str = "it has no block";
 const NO_BASE: &str = "its base is not an argument plus products of indices and strides, which are arguments or constants and multiples of \
                        16 bytes";
 
-const MAX_RANK: usize = 5;
+pub const MAX_RANK: usize = 5;
 pub const MAX_BOX: u32 = 256;
 /// Required alignment of strides and addresses in bytes.
-const ALIGN: u64 = 16;
+pub const ALIGN: u64 = 16;
 /// Maximum extent: coordinates are i32.
 const MAX_EXTENT: i64 = i32::MAX as i64;
 

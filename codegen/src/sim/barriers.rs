@@ -218,7 +218,7 @@ impl<'a> Block<'a> {
                         "barrier {id} with a count of {count} threads: expected a multiple of 32 up to the {threads} of the block"
                     ));
                 }
-                let block = t / self.launch.threads as usize;
+                let block = t / threads;
                 return self.named_barrier(t, NAMED_BARRIERS * block + id, count, op == "bar.sync");
             }
             _ => return Ok(None),

@@ -6,6 +6,7 @@
 mod schedule_names;
 
 use crate::analysis::bounds::Footprint;
+use crate::analysis::tensor_map::{ALIGN, MAX_BOX, MAX_RANK};
 use crate::ir::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -326,21 +327,21 @@ impl TensorMapDesc {
     /// The broken rule.
     pub fn check(&self) -> Result<(), String> {
         let rank = self.shape.len();
-        if !(1..=5).contains(&rank) || self.strides.len() != rank - 1 || self.block.len() != rank {
+        if !(1..=MAX_RANK).contains(&rank) || self.strides.len() != rank - 1 || self.block.len() != rank {
             return Err(format!(
-                "a tensor map of {rank} extents, {} strides and a block of {} extents: expected 1 to 5 dimensions, and a stride \
+                "a tensor map of {rank} extents, {} strides and a block of {} extents: expected 1 to {MAX_RANK} dimensions, and a stride \
                  of each but the innermost",
                 self.strides.len(),
                 self.block.len()
             ));
         }
-        if let Some(extent) = self.block.iter().find(|extent| !(1..=256).contains(*extent)) {
-            return Err(format!("a block extent of {extent} is outside 1..=256"));
+        if let Some(extent) = self.block.iter().find(|extent| !(1..=MAX_BOX).contains(*extent)) {
+            return Err(format!("a block extent of {extent} is outside 1..={MAX_BOX}"));
         }
         let size = DType::from_name(&self.elem).ok_or_else(|| format!("elements of type {}", self.elem))?.bytes();
         let row = self.block[0] * size as u32;
-        if !row.is_multiple_of(16) {
-            return Err(format!("a block row of {row} bytes is not a multiple of 16"));
+        if !u64::from(row).is_multiple_of(ALIGN) {
+            return Err(format!("a block row of {row} bytes is not a multiple of {ALIGN}"));
         }
         match self.swizzle_bytes {
             0 => Ok(()),
