@@ -7,7 +7,7 @@
 use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
 use super::operand::{
-    FloatLit, HostNum, IntLit, Operand, Raw, broadcast, broadcast_operands, common_shape, materialize,
+    FloatLiteral, HostNum, IntegerLiteral, Operand, Raw, broadcast, broadcast_operands, common_shape, materialize,
 };
 use super::record::{emit, error_here, fail, shape};
 #[doc(hidden)]
@@ -215,7 +215,7 @@ macro_rules! host_left {
         }
     };
 }
-host_left!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
+host_left!(bool, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntegerLiteral, FloatLiteral);
 
 /// Two Rust numbers: folded at specialization.
 macro_rules! host_pair {
@@ -271,7 +271,7 @@ macro_rules! host_pair {
 
 /// A literal as a number of the other operand's type.
 #[track_caller]
-fn literal_as<T: TryFrom<i128>>(lit: IntLit, type_name: &str) -> T {
+fn literal_as<T: TryFrom<i128>>(lit: IntegerLiteral, type_name: &str) -> T {
     match T::try_from(lit.0) {
         Ok(n) => n,
         Err(_) => fail(error_here(format!("{} does not fit into {type_name}", lit.0)).label("out of range")),
@@ -282,15 +282,15 @@ macro_rules! host_pairs {
     (int: $($ty:ident),*) => { $(
         host_pair! {
             $ty, a: $ty = a, b: $ty = b, int;
-            $ty, a: $ty = a, b: IntLit = literal_as(b, stringify!($ty)), int;
-            $ty, a: IntLit = literal_as(a, stringify!($ty)), b: $ty = b, int;
+            $ty, a: $ty = a, b: IntegerLiteral = literal_as(b, stringify!($ty)), int;
+            $ty, a: IntegerLiteral = literal_as(a, stringify!($ty)), b: $ty = b, int;
         }
     )* };
     (float: $($ty:ident),*) => { $(
         host_pair! {
             $ty, a: $ty = a, b: $ty = b, float;
-            $ty, a: $ty = a, b: FloatLit = b.0 as $ty, float;
-            $ty, a: FloatLit = a.0 as $ty, b: $ty = b, float;
+            $ty, a: $ty = a, b: FloatLiteral = b.0 as $ty, float;
+            $ty, a: FloatLiteral = a.0 as $ty, b: $ty = b, float;
         }
     )* };
 }
@@ -312,29 +312,50 @@ impl Combine<bool> for bool {
 }
 
 /// Two literals give a literal.
-impl Combine<IntLit> for IntLit {
-    type Output = IntLit;
+impl Combine<IntegerLiteral> for IntegerLiteral {
+    type Output = IntegerLiteral;
     #[track_caller]
-    fn combine(self, rhs: IntLit, op: BinaryOp) -> IntLit {
-        IntLit(self.0.combine(rhs.0, op))
+    fn combine(self, rhs: IntegerLiteral, op: BinaryOp) -> IntegerLiteral {
+        IntegerLiteral(self.0.combine(rhs.0, op))
+    }
+}
+
+impl std::ops::Neg for IntegerLiteral {
+    type Output = IntegerLiteral;
+    fn neg(self) -> IntegerLiteral {
+        IntegerLiteral(-self.0)
+    }
+}
+
+impl std::ops::Not for IntegerLiteral {
+    type Output = IntegerLiteral;
+    fn not(self) -> IntegerLiteral {
+        IntegerLiteral(!self.0)
+    }
+}
+
+impl std::ops::Neg for FloatLiteral {
+    type Output = FloatLiteral;
+    fn neg(self) -> FloatLiteral {
+        FloatLiteral(-self.0)
     }
 }
 
 macro_rules! float_literals {
     ($($left:ident $a:expr, $right:ident $b:expr;)*) => { $(
         impl Combine<$right> for $left {
-            type Output = FloatLit;
+            type Output = FloatLiteral;
             #[track_caller]
-            fn combine(self, rhs: $right, op: BinaryOp) -> FloatLit {
-                FloatLit($a(self).combine($b(rhs), op))
+            fn combine(self, rhs: $right, op: BinaryOp) -> FloatLiteral {
+                FloatLiteral($a(self).combine($b(rhs), op))
             }
         }
     )* };
 }
 float_literals! {
-    FloatLit |x: FloatLit| x.0, FloatLit |x: FloatLit| x.0;
-    IntLit |x: IntLit| x.0 as f64, FloatLit |x: FloatLit| x.0;
-    FloatLit |x: FloatLit| x.0, IntLit |x: IntLit| x.0 as f64;
+    FloatLiteral |x: FloatLiteral| x.0, FloatLiteral |x: FloatLiteral| x.0;
+    IntegerLiteral |x: IntegerLiteral| x.0 as f64, FloatLiteral |x: FloatLiteral| x.0;
+    FloatLiteral |x: FloatLiteral| x.0, IntegerLiteral |x: IntegerLiteral| x.0 as f64;
 }
 
 /// Offsets that can be added to a pointer: integers, in elements.
@@ -395,7 +416,7 @@ macro_rules! host_offsets {
         }
     )* };
 }
-host_offsets!(i32, i64, u32, usize, IntLit);
+host_offsets!(i32, i64, u32, usize, IntegerLiteral);
 
 /// `ptr ± offset`, broadcast to their common shape. Converts offsets of other types to i32 or i64.
 #[track_caller]

@@ -2,7 +2,7 @@
 
 use super::dtype::Dtype;
 use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile};
-use super::operand::{FloatLit, IntLit, Number, constant};
+use super::operand::{FloatLiteral, IntegerLiteral, Number, constant};
 pub use crate::ir::Value;
 
 /// A value that a loop or a branch can carry. Rust numbers are converted to run-time scalars.
@@ -126,8 +126,8 @@ number_carried! {
     usize => i32, Int as i128;
     f32 => f32, Float as f64;
     f64 => f64, Float as f64;
-    IntLit => i32, Int.0 as i128;
-    FloatLit => f32, Float.0 as f64;
+    IntegerLiteral => i32, Int.0 as i128;
+    FloatLiteral => f32, Float.0 as f64;
 }
 
 impl<X: Carried, const N: usize> Carried for [X; N] {
@@ -161,7 +161,7 @@ fn array<X, const N: usize>(items: Vec<X>) -> [X; N] {
 }
 
 macro_rules! tuple_carried {
-    ($($X:ident $i:tt),*) => {
+    ([$($X:ident $i:tt)*]) => {
         impl<$($X: Carried),*> Carried for ($($X,)*) {
             type Handle = ($($X::Handle,)*);
             #[track_caller]
@@ -191,25 +191,9 @@ macro_rules! tuple_carried {
             }
         }
     };
+    ([$($done:tt)*] $X:ident $i:tt $($rest:tt)*) => {
+        tuple_carried!([$($done)*]);
+        tuple_carried!([$($done)* $X $i] $($rest)*);
+    };
 }
-tuple_carried!();
-tuple_carried!(A 0);
-tuple_carried!(A 0, B 1);
-tuple_carried!(A 0, B 1, C 2);
-tuple_carried!(A 0, B 1, C 2, D 3);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12, N 13);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12, N 13, O 14);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12, N 13, O 14, P 15);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12, N 13, O 14, P 15, Q 16);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12, N 13, O 14, P 15, Q 16, R 17);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12, N 13, O 14, P 15, Q 16, R 17, S 18);
-tuple_carried!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11, M 12, N 13, O 14, P 15, Q 16, R 17, S 18, T 19);
+tuple_carried!([] A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13 O 14 P 15 Q 16 R 17 S 18 T 19);

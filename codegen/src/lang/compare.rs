@@ -3,7 +3,7 @@
 use super::arith::binary;
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Scalar, Tile};
-use super::operand::{FloatLit, HostNum, IntLit, Number, Operand, Raw, broadcast_operands, constant};
+use super::operand::{FloatLiteral, HostNum, IntegerLiteral, Number, Operand, Raw, broadcast_operands, constant};
 use super::record::{emit, in_combine, inline, ops_of, region, yield_in};
 use crate::ir::{BinaryOp, CmpOp, DType, Effects, Op, Type, Value};
 
@@ -139,8 +139,8 @@ macro_rules! host_left {
         }
     )* };
 }
-host_left!(Tile: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
-host_left!(Scalar: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
+host_left!(Tile: bool, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntegerLiteral, FloatLiteral);
+host_left!(Scalar: bool, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntegerLiteral, FloatLiteral);
 
 /// Whether a comparison is true of an ordering. With `None` (a NaN operand) only `!=` is true.
 fn holds(op: CmpOp, order: Option<std::cmp::Ordering>) -> bool {
@@ -181,9 +181,9 @@ macro_rules! literals {
         }
     )* };
 }
-literals!(IntLit as i128: i8, i16, i32, i64, u8, u16, u32, u64, usize);
-literals!(FloatLit as f32: f32);
-literals!(FloatLit as f64: f64);
+literals!(IntegerLiteral as i128: i8, i16, i32, i64, u8, u16, u32, u64, usize);
+literals!(FloatLiteral as f32: f32);
+literals!(FloatLiteral as f64: f64);
 
 /// Implements the comparison of two Rust values, as in Rust.
 #[doc(hidden)]
@@ -214,7 +214,7 @@ macro_rules! compare_host {
     )* };
 }
 compare_host!(ord: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64);
-compare_host!(ord: IntLit, FloatLit);
+compare_host!(ord: IntegerLiteral, FloatLiteral);
 compare_host!(eq: bool, &str, DType, crate::ir::Precision);
 
 macro_rules! comparisons {

@@ -7,14 +7,13 @@ use super::dtype::Int;
 use super::handle::{Data, Ptr, Scalar, Tile, describe};
 use super::index::{Extent, Unset};
 use super::memory::check_writable;
-use super::operand::{ArmLiteral, IntLit, LikeArm, Operand, broadcast, common_shape, expect_scalar, materialize};
-use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, shape, ty, yield_in};
+use super::operand::{IntegerLiteral, Operand, expect_scalar, materialize};
+use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, ty, yield_in};
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Func, Loc, Op, Type, Value};
 use crate::num::int_range;
 use crate::verify::{MAX_REPLICAS, MAX_STAGES, MAX_UNROLL};
 use std::collections::HashSet;
-use std::iter::zip;
 
 /// A counted loop's bounds and hints: the result of [`range`].
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +69,7 @@ macro_rules! host_bounds {
         }
     )* };
 }
-host_bounds!(i32 => i32, u32 => i32, usize => i32, i64 => i64, IntLit => i32);
+host_bounds!(i32 => i32, u32 => i32, usize => i32, i64 => i64, IntegerLiteral => i32);
 
 /// The wider of two index types.
 pub trait Widen<B: Int>: Int {
@@ -120,7 +119,7 @@ macro_rules! count_hints {
         }
     )* };
 }
-count_hints!(usize, i32, u32, IntLit);
+count_hints!(usize, i32, u32, IntegerLiteral);
 
 /// A counter of taken iterations: a pointer to i32, or no value.
 #[diagnostic::on_unimplemented(
@@ -240,7 +239,7 @@ pub fn static_range(
     (start..end).step_by(step)
 }
 
-fn types_of(values: &[Value]) -> Vec<Type> {
+pub(super) fn types_of(values: &[Value]) -> Vec<Type> {
     values.iter().map(|&v| ty(v)).collect()
 }
 
@@ -254,7 +253,7 @@ fn described(name: &str) -> String {
 }
 
 /// Fails with a message if a carried variable changes its type. A value without a name is the result of an `if`.
-fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], before: &str, after: &str) {
+pub(super) fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], before: &str, after: &str) {
     for (i, (want, &v)) in expected.iter().zip(found).enumerate() {
         let have = ty(v);
         if *want != have {
@@ -273,7 +272,13 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
 }
 
 /// Fails with a message if a constant of an aggregate differs between two paths.
-fn check_constants<S: Carried>(loc: &Loc, names: &[&str], [first, second]: [&S::Handle; 2], before: &str, after: &str) {
+pub(super) fn check_constants<S: Carried>(
+    loc: &Loc,
+    names: &[&str],
+    [first, second]: [&S::Handle; 2],
+    before: &str,
+    after: &str,
+) {
     let (mut a, mut b) = (Vec::new(), Vec::new());
     S::member_constants(first, names, &mut a);
     S::member_constants(second, names, &mut b);
@@ -444,7 +449,7 @@ impl LoopCondition for Tile<bool> {
 }
 
 #[track_caller]
-fn check_condition(v: Value) -> Value {
+pub(super) fn check_condition(v: Value) -> Value {
     if !ty(v).shape().is_empty() {
         fail(
             error_here(format!("a condition must be a scalar bool, found {}", describe(v)))
@@ -504,219 +509,24 @@ pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
     S::rebuild(&state, &mut values.into_iter())
 }
 
-/// What the branches of an `if` get for the variables `S` that they assign: for a Rust `bool`, which is decided at
-/// specialization, the variables as they are; for a run-time condition, run-time values, so that a number can be
-/// assigned one.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a condition for branches that assign variables of types `{S}`",
-    label = "expected a comparison of scalars, or a constexpr `bool`"
-)]
-pub trait ArmState<S> {
-    type State: Copy;
-    #[doc(hidden)]
-    #[track_caller]
-    fn arm_state(&self, variables: S) -> Self::State;
-}
-
-impl<S: Copy> ArmState<S> for bool {
-    type State = S;
-    fn arm_state(&self, variables: S) -> S {
-        variables
-    }
-}
-
-macro_rules! run_time_state {
-    ($($condition:ident),*) => { $(
-        impl<S: Carried> ArmState<S> for $condition<bool> {
-            type State = S::Handle;
-            #[track_caller]
-            fn arm_state(&self, variables: S) -> S::Handle {
-                variables.into_handle()
-            }
-        }
-    )* };
-}
-run_time_state!(Scalar, Tile);
-
-/// Conditions of `if`. A Rust `bool` is decided at specialization, and only the taken branch is recorded; for a
-/// run-time bool both are recorded.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a condition for branches of types `{A}` and `{B}`",
-    label = "expected a comparison of scalars, or a constexpr `bool` with branches of the same type"
-)]
-pub trait Choose<A, B> {
-    type Output;
-    #[doc(hidden)]
-    #[track_caller]
-    fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> Self::Output;
-}
-
-impl<A> Choose<A, A> for bool {
-    type Output = A;
-    fn choose(self, _names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> A) -> A {
-        if self { then() } else { otherwise() }
-    }
-}
-
-/// The second arm of a run-time `if`, whose first one is a `First`: the same type.
-#[diagnostic::on_unimplemented(
-    message = "the arms of this `if` have different types: `{First}` and `{Self}`",
-    label = "expected `{First}` in both arms",
-    note = "convert one of them: `.to::<f32>()` for the element type, `.scalar()` for a tile of one element, `full_like(tile, number)` or \
-            `full::<f32>([…], number)` for a number beside a tile"
-)]
-pub trait ArmLike<First> {
-    #[doc(hidden)]
-    fn into_arm(self) -> First;
-}
-
-impl<X> ArmLike<X> for X {
-    fn into_arm(self) -> X {
-        self
-    }
-}
-
-impl<A: Carried, B: Carried<Handle: ArmLike<A::Handle>>> Choose<A, B> for Scalar<bool> {
-    type Output = A::Handle;
-    #[track_caller]
-    fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
-        let loc = here();
-        let first = record_arm(|| then().into_handle());
-        let second = record_arm(|| otherwise().into_handle().into_arm());
-        choose_arm::<A>(self, &loc, names, [first, second])
-    }
-}
-
-impl<A: Carried, B: Carried<Handle: ArmLike<A::Handle>>> Choose<A, B> for Tile<bool> {
-    type Output = A::Handle;
-    #[track_caller]
-    fn choose(self, names: &[&str], then: impl FnOnce() -> A, otherwise: impl FnOnce() -> B) -> A::Handle {
-        Scalar::<bool>::from_value(check_condition(self.value())).choose(names, then, otherwise)
-    }
-}
-
-/// Records an arm in a block of its own, or with the ops around it in a combining function, which has no control flow.
-#[track_caller]
-fn record_arm<H>(arm: impl FnOnce() -> H) -> (Option<BlockId>, H) {
-    if in_combine() {
-        return (None, arm());
-    }
-    let (block, handle) = region(&[], |_| arm());
-    (Some(block), handle)
-}
-
-/// The values of the arm that the condition chooses.
-#[track_caller]
-fn choose_arm<A: Carried>(
-    condition: Scalar<bool>,
-    loc: &Loc,
-    names: &[&str],
-    [(first, a), (second, b)]: [(Option<BlockId>, A::Handle); 2],
-) -> A::Handle {
-    let (mut va, mut vb, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
-    A::values(&a, &mut va);
-    A::values(&b, &mut vb);
-    A::member_names(&a, names, &mut leaves);
-    let blocks = first.zip(second);
-    // In the function of a `map_elementwise`, the scalars of an arm are tiles, or scalars from outside.
-    let mut conditions = Vec::new();
-    if blocks.is_none() {
-        for (a, b) in va.iter_mut().zip(&mut vb) {
-            let values = [condition.value(), *a, *b];
-            let common = common_shape(&values.map(shape), "this `if`");
-            let [condition, first, second] = values.map(|v| if shape(v) == common { v } else { broadcast(v, &common) });
-            conditions.push(condition);
-            (*a, *b) = (first, second);
-        }
-    }
-    let types = types_of(&va);
-    check_same(loc, &leaves, &types, &vb, "in one branch", "in the other");
-    check_constants::<A>(loc, names, [&a, &b], "in one branch", "in the other");
-    let Some((first, second)) = blocks else {
-        let chosen: Vec<Value> =
-            zip(conditions, zip(va, vb)).map(|(c, (a, b))| emit(|builder| builder.select(c, a, b))).collect();
-        return A::rebuild(&a, &mut chosen.into_iter());
-    };
-    yield_in(first, &va);
-    yield_in(second, &vb);
-    let values = emit(|builder| {
-        let id = builder.op_with_regions(Op::If, &[condition.value()], &types, &[first, second]);
-        builder.func.op(id).results.clone()
-    });
-    A::rebuild(&a, &mut values.into_iter())
-}
-
-/// Conditions of an `if` with one arm that is a number literal, which takes the type of the other arm.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a condition for an arm of type `{A}` and a number literal",
-    label = "expected a comparison of scalars, or a constexpr `bool`"
-)]
-pub trait ChooseLiteral<A, L> {
-    type Output;
-    #[doc(hidden)]
-    #[track_caller]
-    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> Self::Output;
-}
-
-impl<A: ArmLiteral<L>, L> ChooseLiteral<A, L> for bool {
-    type Output = A;
-    #[track_caller]
-    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> A {
-        if self == literal_first { A::from_arm(literal) } else { other() }
-    }
-}
-
-impl<A: Carried, L> ChooseLiteral<A, L> for Scalar<bool>
-where
-    A::Handle: LikeArm<L>,
-{
-    type Output = A::Handle;
-    #[track_caller]
-    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> A::Handle {
-        let loc = here();
-        // A closure would lose the caller's line.
-        let literal = A::Handle::literal(literal);
-        let other = record_arm(|| other().into_handle());
-        let literal = record_arm(|| other.1.like_arm(literal));
-        let arms = if literal_first { [literal, other] } else { [other, literal] };
-        choose_arm::<A>(self, &loc, &[""], arms)
-    }
-}
-
-impl<A: Carried, L> ChooseLiteral<A, L> for Tile<bool>
-where
-    A::Handle: LikeArm<L>,
-{
-    type Output = A::Handle;
-    #[track_caller]
-    fn choose_literal(self, literal_first: bool, other: impl FnOnce() -> A, literal: L) -> A::Handle {
-        Scalar::<bool>::from_value(check_condition(self.value())).choose_literal(literal_first, other, literal)
-    }
-}
-
-/// `if condition { other } else { literal }`, or the other way around with `literal_first`.
+/// The value itself: an assignment of it to its variable is none for the compiler's lints.
 #[doc(hidden)]
-#[track_caller]
-pub fn branch_literal<C: ChooseLiteral<A, L>, A, L>(
-    condition: C,
-    literal_first: bool,
-    other: impl FnOnce() -> A,
-    literal: L,
-) -> C::Output {
-    condition.choose_literal(literal_first, other, literal)
+pub fn same<X>(value: X) -> X {
+    value
 }
 
-/// `if condition { then } else { otherwise }`.
+/// The last expression of a block without a value.
+#[diagnostic::on_unimplemented(
+    message = "this value is not used: the block has no value",
+    label = "expected `()`, found `{Self}`",
+    note = "assign it, as in `x = …`, or end it with `;`"
+)]
+pub trait NoValue {}
+impl NoValue for () {}
+
+/// Checks that the last expression of a block without a value has none either.
 #[doc(hidden)]
-#[track_caller]
-pub fn branch<C: Choose<A, B>, A, B>(
-    condition: C,
-    names: &[&str],
-    then: impl FnOnce() -> A,
-    otherwise: impl FnOnce() -> B,
-) -> C::Output {
-    condition.choose(names, then, otherwise)
-}
+pub fn no_value<X: NoValue>(_value: X) {}
 
 /// Checks a condition at specialization.
 #[track_caller]

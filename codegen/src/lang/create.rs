@@ -56,7 +56,7 @@ pub fn zeros<T: Dtype>(shape: impl AsRef<[usize]>) -> Tile<T> {
 /// A tile of ones.
 #[track_caller]
 pub fn ones<T: Num>(shape: impl AsRef<[usize]>) -> Tile<T> {
-    full(shape, operand::IntLit(1))
+    full(shape, operand::IntegerLiteral(1))
 }
 
 /// A tile with the same number in every element.

@@ -2,7 +2,7 @@
 
 use super::dtype::Dtype;
 use super::handle::{Data, Scalar, Tile};
-use super::operand::{IntLit, expect_scalar, to_i64};
+use super::operand::{IntegerLiteral, expect_scalar, to_i64};
 use super::record::{emit, error_here, fail};
 use crate::ir::{DType, Value, parts};
 use crate::layout::MAX_RANK;
@@ -72,14 +72,14 @@ macro_rules! host_index {
         impl Index for $ty {
             #[track_caller]
             fn index(self) -> Value {
-                IntLit(self as i128).index()
+                IntegerLiteral(self as i128).index()
             }
         }
     )* };
 }
 host_index!(i32, i64, u32, u64, usize);
 
-impl Index for IntLit {
+impl Index for IntegerLiteral {
     #[track_caller]
     fn index(self) -> Value {
         let Ok(n) = i64::try_from(self.0) else {
@@ -123,7 +123,7 @@ macro_rules! extents {
 }
 extents!(usize, i32, i64, u32);
 
-impl Extent for IntLit {
+impl Extent for IntegerLiteral {
     #[track_caller]
     fn extent(self) -> usize {
         match usize::try_from(self.0) {

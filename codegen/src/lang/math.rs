@@ -5,7 +5,7 @@ use super::control::Carried;
 use super::dtype::{Dtype, Float};
 use super::handle::{Data, FloatData, Scalar, Tile, unary};
 use super::index::AxisIndex;
-use super::operand::{FloatLit, Number, Operand, Raw, broadcast, broadcast_operands, common_shape};
+use super::operand::{FloatLiteral, Number, Operand, Raw, broadcast, broadcast_operands, common_shape};
 use super::record::{emit, error_here, fail, shape};
 use crate::ir::{BinaryOp, CmpOp, DType, UnaryOp};
 
@@ -217,7 +217,7 @@ pub fn swizzle2d(
 }
 
 /// −∞ where a literal is expected: `where_(mask, x, NEG_INF)`.
-pub const NEG_INF: FloatLit = FloatLit(f64::NEG_INFINITY);
+pub const NEG_INF: FloatLiteral = FloatLiteral(f64::NEG_INFINITY);
 
 /// `maximum`, `minimum` and `sigmoid` as methods.
 pub trait MathMethods: Data + Operand<Self::Elem> {

@@ -5,7 +5,7 @@ use super::diag_text;
 use super::dtype::Dtype;
 use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile, describe};
 use super::index::{IndexList, Unset, check_shape};
-use super::operand::{FloatLit, IntLit, Operand, Raw, broadcast, constant};
+use super::operand::{FloatLiteral, IntegerLiteral, Operand, Raw, broadcast, constant};
 use super::record::{emit, error_here, fail, shape};
 use crate::ir::{AtomicOp, DType, Op, Value};
 pub use crate::ir::{Eviction, MemScope, MemSem, Padding};
@@ -201,7 +201,7 @@ macro_rules! others {
         }
     )* };
 }
-others!(Tile<T>, Scalar<T>, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntLit, FloatLit);
+others!(Tile<T>, Scalar<T>, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntegerLiteral, FloatLiteral);
 
 /// Types that `load` and `store` accept: pointers, tiles of pointers, block pointers.
 #[diagnostic::on_unimplemented(

@@ -5,13 +5,14 @@
 //!
 //! Reading order: [`record`](mod@record) (where ops go), [`dtype`] (element types), [`handle`] (tiles, scalars,
 //! pointers), [`operand`] (what combines with a tile, and broadcasting), [`arith`] and [`compare`] (operators),
-//! [`carried`] and [`control`] (loops and branches), then the operations by group, and [`kernel`] (kernel definitions
+//! X, then the operations by group, and [`kernel`] (kernel definitions
 //! for the host).
 //!
 //! Functions here take all their arguments in order; kernel code may name them and omit optional ones, which the macro
 //! fills in.
 
 pub mod arith;
+pub mod branch;
 pub mod carried;
 pub mod compare;
 pub mod control;
@@ -63,7 +64,7 @@ pub use memory::{
     atomic_or, atomic_xchg, atomic_xor, load, load_tensor_descriptor, make_block_ptr, make_tensor_descriptor, store,
     store_tensor_descriptor,
 };
-pub use operand::{FloatLit, HostNum, IntLit, Operand};
+pub use operand::{FloatLiteral, HostNum, IntegerLiteral, Operand};
 pub use random::{philox, rand, rand4x, randint, randint4x, randn, randn4x};
 pub use record::{Recording, record, record_generic};
 pub use reduce::{

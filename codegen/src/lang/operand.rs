@@ -1,5 +1,7 @@
 //! Operands that combine with a tile (tiles, scalars, Rust numbers), and broadcasting of their shapes.
 
+use super::branch::Arm;
+use super::carried::Carried;
 use super::diag_text;
 use super::dtype::{Dtype, Float, Num};
 use super::handle::{Data, Scalar, Tile};
@@ -10,11 +12,11 @@ use std::marker::PhantomData;
 
 /// An integer literal in kernel source: takes the type of the other operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct IntLit(pub i128);
+pub struct IntegerLiteral(pub i128);
 
 /// A float literal in kernel source: takes the type of the other operand.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub struct FloatLit(pub f64);
+pub struct FloatLiteral(pub f64);
 
 /// A Rust number that is to become a constant.
 #[doc(hidden)]
@@ -76,13 +78,27 @@ macro_rules! rust_numbers {
 }
 rust_numbers!(bool, char, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize, f32, f64);
 
+impl<To> RustNumber<To> for IntegerLiteral {
+    type This = i128;
+    fn this(self) -> i128 {
+        self.0
+    }
+}
+
+impl<To> RustNumber<To> for FloatLiteral {
+    type This = f64;
+    fn this(self) -> f64 {
+        self.0
+    }
+}
+
 /// The left side of `value as To`.
 #[doc(hidden)]
 pub fn rust_number<To, N: RustNumber<To>>(value: N) -> N::This {
     value.this()
 }
 
-impl<T: Num> HostNum<T> for IntLit {
+impl<T: Num> HostNum<T> for IntegerLiteral {
     fn number(self) -> Number {
         Number::Int(self.0)
     }
@@ -100,7 +116,7 @@ impl<T: Float> HostNum<T> for f64 {
     }
 }
 
-impl<T: Float> HostNum<T> for FloatLit {
+impl<T: Float> HostNum<T> for FloatLiteral {
     fn number(self) -> Number {
         Number::Float(self.0)
     }
@@ -160,7 +176,7 @@ macro_rules! host_operands {
         }
     )* };
 }
-host_operands!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntLit, FloatLit);
+host_operands!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntegerLiteral, FloatLiteral);
 
 /// Variables that a number literal can be assigned to.
 #[diagnostic::on_unimplemented(
@@ -173,36 +189,63 @@ pub trait AssignLiteral<L> {
     fn from_literal(literal: L) -> Self;
 }
 
-impl<T: Num> AssignLiteral<IntLit> for Scalar<T> {
+impl<T: Num> AssignLiteral<IntegerLiteral> for Scalar<T> {
     #[track_caller]
-    fn from_literal(literal: IntLit) -> Self {
+    fn from_literal(literal: IntegerLiteral) -> Self {
         Scalar::from_value(constant(Number::Int(literal.0), T::dtype(), &[]))
     }
 }
 
-impl<T: Float> AssignLiteral<FloatLit> for Scalar<T> {
+impl<T: Float> AssignLiteral<FloatLiteral> for Scalar<T> {
     #[track_caller]
-    fn from_literal(literal: FloatLit) -> Self {
+    fn from_literal(literal: FloatLiteral) -> Self {
         Scalar::from_value(constant(Number::Float(literal.0), T::dtype(), &[]))
     }
 }
 
-/// A type of arms that a literal can be assigned to.
+/// A type of arms beside which an arm may be a literal.
 macro_rules! literal_arm {
     ([$($generics:tt)*] $lit:ident, $ty:ty) => {
+        literal_arm!([$($generics)*] $lit, $ty, AssignLiteral::from_literal);
+    };
+    ([$($generics:tt)*] $lit:ident, $ty:ty, $from:expr) => {
         #[diagnostic::do_not_recommend]
-        impl<$($generics)*> ArmLiteral<$lit> for $ty {
+        impl<$($generics)*> Arm<$lit> for $ty {
+            type Output = $ty;
+            fn first(self) -> $ty {
+                self
+            }
             #[track_caller]
-            fn from_arm(literal: $lit) -> Self {
-                AssignLiteral::from_literal(literal)
+            fn second(literal: $lit) -> $ty {
+                ($from)(literal)
+            }
+        }
+        #[diagnostic::do_not_recommend]
+        impl<$($generics)*> Arm<$ty> for $lit {
+            type Output = $ty;
+            #[track_caller]
+            fn first(self) -> $ty {
+                ($from)(self)
+            }
+            fn second(other: $ty) -> $ty {
+                other
             }
         }
     };
 }
-literal_arm!([T: Num] IntLit, Scalar<T>);
-literal_arm!([T: Float] FloatLit, Scalar<T>);
-literal_arm!([] IntLit, IntLit);
-literal_arm!([] FloatLit, FloatLit);
+literal_arm!([T: Num] IntegerLiteral, Scalar<T>);
+literal_arm!([T: Float] FloatLiteral, Scalar<T>);
+literal_arm!([T: Num] IntegerLiteral, Tile<T>, literal_tile);
+literal_arm!([T: Float] FloatLiteral, Tile<T>, literal_tile);
+literal_arm!([] IntegerLiteral, FloatLiteral, |literal: IntegerLiteral| FloatLiteral(literal.0 as f64));
+literal_arm!([] bool, Scalar<bool>, Carried::into_handle);
+
+/// The value of an arm that is a literal, where another arm is a tile, and one is chosen at specialization. The shape of a tile in an
+/// arm that is not recorded is unknown: the literal is a tile without dimensions, which broadcasts.
+#[track_caller]
+fn literal_tile<T: Dtype>(literal: impl HostNum<T>) -> Tile<T> {
+    Tile::from_value(constant(literal.number(), T::dtype(), &[]))
+}
 
 macro_rules! assign_literals {
     ($lit:ident: $($ty:ty),*) => { $(
@@ -212,27 +255,34 @@ macro_rules! assign_literals {
                 assign_literals!(@$lit literal, $ty)
             }
         }
+        #[diagnostic::do_not_recommend]
+        impl AssignableTo<$ty> for $lit {
+            #[track_caller]
+            fn into_assigned(self) -> $ty {
+                AssignLiteral::from_literal(self)
+            }
+        }
         literal_arm!([] $lit, $ty);
     )* };
-    (@IntLit $lit:ident, $ty:ty) => {
+    (@IntegerLiteral $lit:ident, $ty:ty) => {
         match <$ty>::try_from($lit.0) {
             Ok(n) => n,
             Err(_) => fail(error_here(format!("{} does not fit into {}", $lit.0, stringify!($ty))).label("out of range")),
         }
     };
-    (@FloatLit $lit:ident, $ty:ty) => { $lit.0 as $ty };
+    (@FloatLiteral $lit:ident, $ty:ty) => { $lit.0 as $ty };
 }
-assign_literals!(IntLit: i8, i16, i32, i64, u8, u16, u32, u64, usize);
-assign_literals!(FloatLit: f32, f64);
+assign_literals!(IntegerLiteral: i8, i16, i32, i64, u8, u16, u32, u64, usize);
+assign_literals!(FloatLiteral: f32, f64);
 
-impl AssignLiteral<IntLit> for IntLit {
-    fn from_literal(literal: IntLit) -> Self {
+impl AssignLiteral<IntegerLiteral> for IntegerLiteral {
+    fn from_literal(literal: IntegerLiteral) -> Self {
         literal
     }
 }
 
-impl AssignLiteral<FloatLit> for FloatLit {
-    fn from_literal(literal: FloatLit) -> Self {
+impl AssignLiteral<FloatLiteral> for FloatLiteral {
+    fn from_literal(literal: FloatLiteral) -> Self {
         literal
     }
 }
@@ -251,58 +301,24 @@ pub fn literal_of<T: AssignLiteral<L>, L>(literal: L) -> T {
     T::from_literal(literal)
 }
 
-/// The value of an arm that is a literal, where the other arms have this type, and one is chosen at specialization. The shape of
-/// a tile in an arm that is not recorded is unknown: the literal is a tile without dimensions, which broadcasts.
-#[diagnostic::on_unimplemented(
-    message = "one arm is a number literal, another one is a `{Self}`",
-    label = "expected a number, or a tile of numbers; `0.0` needs a float type"
-)]
-pub trait ArmLiteral<L> {
-    #[doc(hidden)]
-    #[track_caller]
-    fn from_arm(literal: L) -> Self;
-}
-
-#[diagnostic::do_not_recommend]
-impl<T: Dtype, L: HostNum<T>> ArmLiteral<L> for Tile<T> {
-    #[track_caller]
-    fn from_arm(literal: L) -> Self {
-        Tile::from_value(constant(literal.number(), T::dtype(), &[]))
-    }
-}
-
-/// A number literal as an arm of a `match`, in the type of the others.
-#[doc(hidden)]
-#[track_caller]
-pub fn literal_arm<T: ArmLiteral<L>, L>(literal: L) -> T {
-    T::from_arm(literal)
-}
-
 /// What a run-time `if` yields, where its other arm is a number literal: a tile of that number, or a scalar.
 #[diagnostic::on_unimplemented(
     message = "one arm is a number literal, another one is a `{Self}`",
     label = "expected a number, or a tile of numbers; `0.0` needs a float type"
 )]
 pub trait LikeArm<L>: Sized {
-    /// The literal in the type of the other arm.
-    #[doc(hidden)]
-    #[track_caller]
-    fn literal(literal: L) -> Literal;
     /// The literal with the type and shape of the other arm.
     #[doc(hidden)]
-    fn like_arm(&self, literal: Literal) -> Self;
+    #[track_caller]
+    fn like_arm(&self, literal: L) -> Self;
 }
 
 macro_rules! like_arms {
     ($($handle:ident),*) => { $(
         impl<T: Dtype, L: HostNum<T>> LikeArm<L> for $handle<T> {
             #[track_caller]
-            fn literal(number: L) -> Literal {
-                literal(number.number(), T::dtype())
-            }
-            fn like_arm(&self, literal: Literal) -> Self {
-                let ty = Type::tensor(&shape(self.value()), T::dtype());
-                Self::from_value(emit(|b| b.constant(literal, ty)))
+            fn like_arm(&self, literal: L) -> Self {
+                Self::from_value(constant(literal.number(), T::dtype(), &shape(self.value())))
             }
         }
     )* };
@@ -346,7 +362,7 @@ macro_rules! assigned_numbers {
         }
     )* };
 }
-assigned_numbers!(bool, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64);
+assigned_numbers!(bool, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntegerLiteral, FloatLiteral);
 
 /// The type of a variable, without borrowing it.
 #[doc(hidden)]

@@ -4,7 +4,7 @@ use super::dtype::Dtype;
 use super::handle::{BlockPtr, Data, Ptr, Scalar};
 use super::index::{ExtentList, Index, IndexList, check_axis};
 use super::memory::make_block_ptr;
-use super::operand::{IntLit, to_i64};
+use super::operand::{IntegerLiteral, to_i64};
 use super::record::{emit, error_here, fail};
 use crate::ir::{BinaryOp, DType, Value};
 use crate::layout::MAX_RANK;
@@ -56,7 +56,7 @@ impl TensorDim {
     fn index(self) -> Scalar<i64> {
         Scalar::from_value(match self {
             TensorDim::Scalar(v) => to_i64(v),
-            TensorDim::Const(n) => IntLit(n.into()).index(),
+            TensorDim::Const(n) => IntegerLiteral(n.into()).index(),
         })
     }
 }

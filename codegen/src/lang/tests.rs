@@ -6,7 +6,7 @@ use crate::text;
 fn a_recorded_function_prints() {
     let func = record("f", || {
         let x = arange(0usize, 64usize).to::<f32>();
-        let y = arith::mul(x, FloatLit(2.0));
+        let y = arith::mul(x, FloatLiteral(2.0));
         let s: Scalar<f32> = sum(y, index::Unset, false);
         device_print("s", (s,));
     })

@@ -1,7 +1,7 @@
 //! Expands statements and expressions of kernels and device functions.
 
 use super::{lang, options, returns};
-use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound, pattern};
+use crate::parse::assigned::{assigned_in_expr, assigned_without_mut, bound_names, is_compound, pattern};
 use crate::parse::literal::{self, Kind as LiteralKind};
 use crate::parse::triton;
 use proc_macro2::{Ident, Span, TokenStream};
@@ -9,16 +9,16 @@ use quote::{ToTokens, format_ident, quote, quote_spanned};
 use std::collections::HashSet;
 use syn::spanned::Spanned;
 use syn::{
-    BinOp, Block, Error, Expr, ExprArray, ExprBinary, ExprCast, ExprClosure, ExprField, ItemFn, Local, Macro, Member,
-    Pat, Stmt, Type, UnOp,
+    BinOp, Error, Expr, ExprArray, ExprBinary, ExprCast, ExprClosure, ExprField, ItemFn, Local, Macro, Member, Pat,
+    Stmt, Type, UnOp,
 };
 
 /// Rewrites one body; collects errors for code that cannot be translated.
 #[derive(Default)]
 pub struct Body {
     pub errors: Vec<Error>,
-    /// The result type of a device function, where it is a scalar.
-    pub scalar_result: Option<Type>,
+    /// The result type of a device function, where it has numbers.
+    pub result: Option<Type>,
     /// Names bound by the function's patterns: a local variable `tl` is not Triton's module.
     bound: HashSet<String>,
 }
@@ -57,9 +57,10 @@ impl Body {
     }
 
     /// Rewrites the whole body of a function, with early returns resolved.
-    pub fn function(&mut self, block: &Block) -> TokenStream {
-        let mut block = block.clone();
+    pub fn function(&mut self, f: &ItemFn) -> TokenStream {
+        let mut block = (*f.block).clone();
         options::lower(&mut block);
+        self.errors.extend(assigned_without_mut(&f.sig, &block));
         let stmts = returns::lower(block.stmts, &mut self.errors);
         self.tail(&stmts)
     }
@@ -72,19 +73,23 @@ impl Body {
                 let last = self.tail_if(branch);
                 quote!(#before #last)
             }
-            Some((Stmt::Expr(last, None), before)) if literal::kind(last).is_some() && self.scalar_result.is_some() => {
-                let (before, value, ty) = (self.statements(before), self.operand(last), &self.scalar_result);
-                let lang = lang(last.span());
-                quote_spanned!(last.span()=> #before #lang::operand::literal_of::<#ty, _>(#value))
+            Some((Stmt::Expr(last, None), before))
+                if self.result.is_some()
+                    && !matches!(last, Expr::ForLoop(_) | Expr::While(_))
+                    && assigned_in_expr(last).is_empty() =>
+            {
+                let (before, ty) = (self.statements(before), self.result.clone());
+                let last = ty.map(|ty| self.typed(last, &ty));
+                quote!(#before #last)
             }
             Some((Stmt::Expr(last, None), before)) if !matches!(last, Expr::ForLoop(_) | Expr::While(_)) => {
                 let before = self.statements(before);
-                let value = hygienic("value");
-                let bind = self.bind(quote!(#value), None, last, Literals::Keep);
                 if assigned_in_expr(last).is_empty() {
                     let last = self.expr(last);
                     return quote!(#before #last);
                 }
+                let value = hygienic("value");
+                let bind = self.bind(quote!(#value), None, last, Literals::Keep);
                 quote!(#before #bind #value)
             }
             _ => self.statements(stmts),
@@ -126,27 +131,42 @@ impl Body {
         if let Some((token, _)) = &init.diverge {
             return self.reject(token.span(), "`let … else` cannot be translated: kernels have no refutable patterns");
         }
-        if let (pattern @ Pat::Tuple(_), value @ Expr::Tuple(_)) = (&local.pat, &*init.expr) {
+        self.check_else(&init.expr);
+        if let (pattern @ (Pat::Tuple(_) | Pat::Ident(_)), value @ Expr::Tuple(_)) = (&local.pat, &*init.expr) {
             let value = self.bound_value(pattern, value);
-            return quote!(let #pat = #value;);
+            return quote_spanned!(init.expr.span()=> let #pat = #value;);
         }
         let literals = if ty.is_some() { Literals::Keep } else { Literals::Adapt };
         self.bind(pat.clone(), ty, &init.expr, literals)
     }
 
+    /// Rejects an `if` without `else` as a value.
+    fn check_else(&mut self, mut value: &Expr) {
+        while let Expr::If(branch) = value {
+            match &branch.else_branch {
+                Some((_, otherwise)) => value = otherwise,
+                None => {
+                    self.reject(branch.if_token.span(), "an `if` that gives a value needs an `else`");
+                    return;
+                }
+            }
+        }
+    }
+
     /// Expands `let pat: ty = expr;`, where the expression may assign outer variables.
-    pub fn bind(&mut self, pat: TokenStream, ty: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
-        let ty = ty.map(|ty| quote!(: #ty));
-        if matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_)) && !assigned_in_expr(expr).is_empty() {
+    pub fn bind(&mut self, pat: TokenStream, annotated: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
+        let ty = annotated.map(|ty| quote!(: #ty));
+        if is_control(expr) && !assigned_in_expr(expr).is_empty() {
             let value = hygienic("value");
-            let statements = self.control(expr, Some(&value));
+            let statements = self.control(expr, Some(&value), annotated);
             return quote!(#statements let #pat #ty = #value;);
         }
-        let value = match literals {
-            Literals::Adapt => self.operand(expr),
-            Literals::Keep => self.expr(expr),
+        let value = match (literals, annotated) {
+            (_, Some(ty)) => self.typed(expr, ty),
+            (Literals::Adapt, None) => self.operand(expr),
+            (Literals::Keep, None) => self.expr(expr),
         };
-        quote!(let #pat #ty = #value;)
+        quote_spanned!(expr.span()=> let #pat #ty = #value;)
     }
 
     /// Rewrites the value of a `let` with this pattern. A literal that a name in a tuple is bound to adapts as that of a `let` of
@@ -158,7 +178,7 @@ impl Body {
                 let elems: Vec<TokenStream> = pairs.map(|(pat, expr)| self.bound_value(pat, expr)).collect();
                 quote!((#(#elems,)*))
             }
-            (Pat::Ident(_), _) => self.operand(expr),
+            (Pat::Ident(_), _) => self.adapting(expr, None),
             _ => self.expr(expr),
         }
     }
@@ -169,7 +189,16 @@ impl Body {
             (Expr::Tuple(places), Expr::Tuple(values)) if places.elems.len() == values.elems.len() => {
                 let pairs = places.elems.iter().zip(&values.elems);
                 let elems: Vec<TokenStream> = pairs.map(|(place, value)| self.assigned_value(place, value)).collect();
-                quote!((#(#elems,)*))
+                quote_spanned!(values.span()=> (#(#elems,)*))
+            }
+            (Expr::Path(_) | Expr::Field(_), Expr::Tuple(values)) => {
+                let members = (0..values.elems.len()).map(|i| -> Expr {
+                    let member = Member::from(i);
+                    syn::parse_quote!(#place.#member)
+                });
+                let pairs = members.zip(&values.elems);
+                let elems: Vec<TokenStream> = pairs.map(|(place, value)| self.assigned_value(&place, value)).collect();
+                quote_spanned!(values.span()=> (#(#elems,)*))
             }
             (Expr::Path(_) | Expr::Field(_), _) if literal::kind(value).is_some() => {
                 let (left, right) = (self.place(place), self.operand(value));
@@ -182,13 +211,12 @@ impl Body {
 
     fn expression_statement(&mut self, expr: &Expr) -> TokenStream {
         match expr {
-            e if is_statement_like(e) => self.control(e, None),
+            e if is_statement_like(e) => self.control(e, None, None),
             Expr::Assign(assign) => {
-                if matches!(&*assign.right, Expr::If(_) | Expr::Match(_) | Expr::Block(_))
-                    && !assigned_in_expr(&assign.right).is_empty()
-                {
+                self.check_else(&assign.right);
+                if is_control(&assign.right) && !assigned_in_expr(&assign.right).is_empty() {
                     let value = hygienic("value");
-                    let statements = self.control(&assign.right, Some(&value));
+                    let statements = self.control(&assign.right, Some(&value), None);
                     let left = self.place(&assign.left);
                     return quote!(#statements #left = #value;);
                 }
@@ -222,6 +250,9 @@ impl Body {
     /// Rewrites the left side of an assignment.
     fn place(&mut self, expr: &Expr) -> TokenStream {
         match expr {
+            Expr::Path(path) if path.path.is_ident("self") => {
+                self.reject(path.span(), "a method cannot change `self`: return a new value")
+            }
             Expr::Path(path) if path.path.get_ident().is_some_and(|name| !self.is_bound(&name.to_string())) => {
                 let name = path.to_token_stream();
                 let message = format!(
@@ -258,9 +289,43 @@ impl Body {
         let span = expr.span();
         let lang = lang(span);
         match literal::kind(expr) {
-            Some(LiteralKind::Int) => quote_spanned!(span=> #lang::IntLit(#expr)),
-            Some(LiteralKind::Float) => quote_spanned!(span=> #lang::FloatLit(#expr)),
+            Some(LiteralKind::Int) => quote_spanned!(span=> #lang::IntegerLiteral(#expr)),
+            Some(LiteralKind::Float) => quote_spanned!(span=> #lang::FloatLiteral(#expr)),
             None => self.expr(expr),
+        }
+    }
+
+    /// As [`Body::operand`], also for the literals of a tuple; with a type as [`Body::typed`].
+    pub fn adapting(&mut self, expr: &Expr, ty: Option<&Type>) -> TokenStream {
+        match (expr, ty) {
+            (_, Some(ty)) => self.typed(expr, ty),
+            (Expr::Tuple(tuple), None) => {
+                let elems: Vec<TokenStream> = tuple.elems.iter().map(|elem| self.adapting(elem, None)).collect();
+                quote_spanned!(expr.span()=> (#(#elems,)*))
+            }
+            _ => self.operand(expr),
+        }
+    }
+
+    /// Rewrites an expression whose type is written: literals that are its value, or elements of it, get that type.
+    pub fn typed(&mut self, expr: &Expr, ty: &Type) -> TokenStream {
+        let (span, lang) = (expr.span(), lang(expr.span()));
+        match (expr, ty) {
+            (Expr::Tuple(tuple), Type::Tuple(types)) if tuple.elems.len() == types.elems.len() => {
+                let pairs = tuple.elems.iter().zip(&types.elems);
+                let elems: Vec<TokenStream> = pairs.map(|(elem, ty)| self.typed(elem, ty)).collect();
+                quote_spanned!(span=> (#(#elems,)*))
+            }
+            (Expr::If(_) | Expr::Match(_) | Expr::Block(_), ty) if has_numbers(ty) => {
+                self.nested_control(expr, Some(ty))
+            }
+            (Expr::Lit(_) | Expr::Unary(_) | Expr::Paren(_) | Expr::Binary(_), ty)
+                if has_numbers(ty) && literal::kind(expr).is_some() =>
+            {
+                let literal = self.operand(expr);
+                quote_spanned!(span=> #lang::operand::literal_of::<#ty, _>(#literal))
+            }
+            _ => self.expr(expr),
         }
     }
 
@@ -339,7 +404,7 @@ impl Body {
                 quote!(#path { #(#fields),* })
             }
             Expr::Closure(closure) => self.closure(closure),
-            Expr::If(_) | Expr::Match(_) | Expr::Block(_) => self.nested_control(expr),
+            Expr::If(_) | Expr::Match(_) | Expr::Block(_) => self.nested_control(expr, None),
             Expr::Macro(m) => self.macro_call(&m.mac),
             other => self.untranslatable(other),
         }
@@ -511,9 +576,9 @@ impl Body {
         let (output, capture) = (&closure.output, &closure.capture);
         let body = match &*closure.body {
             Expr::Block(block) => {
-                let outer = self.scalar_result.take();
+                let outer = self.result.take();
                 let inner = self.tail(&block.block.stmts);
-                self.scalar_result = outer;
+                self.result = outer;
                 quote!({ #inner })
             }
             other => self.expr(other),
@@ -528,7 +593,8 @@ impl Body {
     fn macro_call(&mut self, mac: &Macro) -> TokenStream {
         let name = mac.path.segments.last().map(|s| s.ident.to_string()).unwrap_or_default();
         let advice = match name.as_str() {
-            "concat" | "stringify" | "line" | "file" | "column" | "env" | "unreachable" | "panic" => {
+            "concat" | "stringify" | "line" | "file" | "column" | "env" | "matches" | "unreachable" | "panic"
+            | "todo" | "unimplemented" => {
                 return mac.to_token_stream();
             }
             "println" | "print" | "eprintln" | "eprint" | "dbg" => {
@@ -548,7 +614,7 @@ impl Body {
 /// Expands `place = value;`, with the language's error message if the types differ.
 fn assignment(place: &Expr, left: &TokenStream, value: &TokenStream, span: Span) -> TokenStream {
     if !matches!(place, Expr::Path(_) | Expr::Field(_)) {
-        return quote!(#left = #value;);
+        return quote_spanned!(span=> #left = #value;);
     }
     let lang = lang(span);
     quote_spanned!(span=> #left = #lang::operand::assigned(#lang::operand::type_of(&#left), #value);)
@@ -561,6 +627,21 @@ pub enum Literals {
     Adapt,
     /// rustc infers their type.
     Keep,
+}
+
+/// Whether an expression consists of blocks, which may assign variables.
+fn is_control(expr: &Expr) -> bool {
+    matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_))
+}
+
+/// Whether a type is one of numbers that literals convert to, or a tuple with one.
+pub fn has_numbers(ty: &Type) -> bool {
+    const NUMBERS: [&str; 12] = ["Scalar", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "usize", "f32", "f64"];
+    match ty {
+        Type::Path(path) => path.path.segments.last().is_some_and(|last| NUMBERS.iter().any(|name| last.ident == name)),
+        Type::Tuple(tuple) => tuple.elems.iter().any(has_numbers),
+        _ => false,
+    }
 }
 
 /// Whether an expression may be a statement without a value.

@@ -1,21 +1,34 @@
 //! Expands loops and branches: the variables that they assign become loop-carried values and results.
 
-use super::body::{Body, hygienic, operand_name};
+use super::body::{Body, hygienic, is_statement_like};
+use super::branches::{arm_block, outer_names};
 use super::lang;
-use crate::parse::assigned::{assigned_in, assigned_in_expr, bound_names, pattern};
-use crate::parse::literal;
-use proc_macro2::{Ident, Span, TokenStream};
+use crate::parse::assigned::{
+    assigned_in, assigned_in_expr, assigned_in_loops, bound_names, called_name, is_compound, pattern,
+};
+use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Block, Expr, ExprForLoop, ExprIf, ExprMatch, ExprWhile, Pat, Stmt};
+use syn::{Block, Expr, ExprForLoop, ExprWhile, Pat, Stmt, Type};
 
 /// What a block yields.
 #[derive(Clone, Copy)]
-struct Yield<'a> {
+pub(super) struct Yield<'a> {
     /// The variables that it assigns, which come last.
-    vars: &'a [Ident],
+    pub vars: &'a [Ident],
+    /// What holds them where the block begins: a pattern may bind one of their names to something else.
+    pub ends: &'a [Ident],
     /// Whether the value of its last expression comes first.
-    value: bool,
+    pub value: bool,
+    /// The type of the value, where it is written.
+    pub ty: Option<&'a Type>,
+}
+
+impl Yield<'_> {
+    /// The names of what is yielded; a value has none.
+    pub fn names(&self) -> Vec<String> {
+        self.value.then(String::new).into_iter().chain(self.vars.iter().map(Ident::to_string)).collect()
+    }
 }
 
 /// Maximum number of carried variables: larger tuples have no impl.
@@ -24,7 +37,7 @@ const MAX_CARRIED: usize = 19;
 impl Body {
     /// Expands a control expression as statements: the assigned variables are redeclared with their new values, and so
     /// is `value`, if one is wanted.
-    pub fn control(&mut self, expr: &Expr, value: Option<&Ident>) -> TokenStream {
+    pub fn control(&mut self, expr: &Expr, value: Option<&Ident>, ty: Option<&Type>) -> TokenStream {
         let vars = assigned_in_expr(expr);
         if vars.len() > MAX_CARRIED {
             return self.reject(
@@ -35,7 +48,7 @@ impl Body {
                 ),
             );
         }
-        let result = Yield { vars: &vars, value: value.is_some() };
+        let result = Yield { vars: &vars, ends: &vars, value: value.is_some(), ty };
         let bind = value.map(|v| quote!(#v,));
         match expr {
             Expr::If(e) => {
@@ -47,11 +60,18 @@ impl Body {
                     return self.reject(label.span(), "labels cannot be translated: kernels have no `break`");
                 }
                 let inner = self.yielding(&e.block, result);
-                redeclare(&bind, &vars, &quote!({ #inner }))
+                let copies =
+                    (!vars.is_empty()).then(|| quote!(#[allow(unused_variables)] let (#(mut #vars,)*) = (#(#vars,)*);));
+                redeclare(&bind, &vars, &quote!({ #copies #inner }))
             }
             Expr::Match(e) => {
-                let inner = self.match_arms(e, result);
-                redeclare(&bind, &vars, &inner)
+                let arm_body = |arm| self.yielding(&arm_block(arm), Yield { ends: &outer_names(arm, &vars), ..result });
+                let bodies: Vec<TokenStream> = e.arms.iter().map(arm_body).collect();
+                let chosen = match vars.is_empty() {
+                    true => self.match_alike(e, &bodies),
+                    false => self.match_arms(e, &bodies, &result.names(), &vars),
+                };
+                redeclare(&bind, &vars, &chosen)
             }
             Expr::ForLoop(e) => self.for_loop(e),
             Expr::While(e) => self.while_loop(e),
@@ -59,38 +79,19 @@ impl Body {
         }
     }
 
-    /// Expands a control expression inside another expression.
-    pub fn nested_control(&mut self, expr: &Expr) -> TokenStream {
+    /// Expands a control expression inside another expression. Its literals get the type `ty`, if one is given.
+    pub fn nested_control(&mut self, expr: &Expr, ty: Option<&Type>) -> TokenStream {
         if let Some(name) = assigned_in_expr(expr).first() {
             return self.reject(
                 name.span(),
-                format!("`{name}` is assigned inside an expression: bind the `if` with `let` first, and use that"),
+                format!("`{name}` is assigned inside an expression: bind the value of this `if`, `match` or block with `let` first, and use that"),
             );
         }
         match expr {
-            Expr::If(e) => self.branch_value(e),
-            Expr::Match(e) => {
-                let scrutinee = self.expr(&e.expr);
-                let gives_type = |arm: &syn::Arm| {
-                    let block = arm_block(arm);
-                    literal_of(&block).is_none()
-                        && !matches!(block.stmts.last(), Some(Stmt::Macro(_) | Stmt::Expr(Expr::Macro(_), _)))
-                };
-                let has_type = e.arms.iter().any(gives_type);
-                let mut arms = Vec::new();
-                for arm in &e.arms {
-                    let (pat, block) = (self.arm_pattern(arm), arm_block(arm));
-                    let mut body = self.value_of(&block);
-                    if has_type && literal_of(&block).is_some() {
-                        let (span, lang) = (arm.body.span(), lang(arm.body.span()));
-                        body = quote_spanned!(span=> #lang::operand::literal_arm(#body));
-                    }
-                    arms.push(quote!(#pat => { #body }));
-                }
-                quote!(match #scrutinee { #(#arms)* })
-            }
+            Expr::If(e) => self.branch_value(e, ty),
+            Expr::Match(e) => self.match_value(e, ty),
             Expr::Block(e) => {
-                let inner = self.value_of(&e.block);
+                let inner = self.value_of(&e.block, ty);
                 quote!({ #inner })
             }
             other => self.expr(other),
@@ -98,28 +99,24 @@ impl Body {
     }
 
     /// Expands a block that assigns no outer variable: its statements and last expression.
-    fn value_of(&mut self, block: &Block) -> TokenStream {
+    pub(super) fn value_of(&mut self, block: &Block, ty: Option<&Type>) -> TokenStream {
         match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) => {
                 let before = self.statements(before);
-                let last = self.operand(last);
+                let last = match ty {
+                    Some(ty) => self.typed(last, ty),
+                    None => self.operand(last),
+                };
                 quote!(#before #last)
             }
             _ => self.statements(&block.stmts),
         }
     }
 
-    /// Expands a block so that it ends with the tuple of yielded values. Assigned variables are copied first, so that
+    /// Expands a block so that it ends with the tuple of yielded values. It has variables of its own for those that it assigns, so that
     /// branches do not see each other's assignments.
-    fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
-        let copies = copies(result.vars);
-        let inner = self.yielding_own(block, result);
-        quote!(#copies #inner)
-    }
-
-    /// As `yielding`, for a block that has variables of its own for those that it assigns.
-    fn yielding_own(&mut self, block: &Block, result: Yield) -> TokenStream {
-        let vars = result.vars;
+    pub(super) fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
+        let vars = result.ends;
         if !result.value {
             let (inner, ends) = self.unit_statements(&block.stmts, vars);
             return quote!(#inner (#(#ends,)*));
@@ -128,7 +125,7 @@ impl Body {
         match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) => {
                 let (before, ends) = self.unit_statements(before, vars);
-                let bind = self.bind(quote!(#value), None, last, super::body::Literals::Adapt);
+                let bind = self.bind(quote!(#value), result.ty, last, super::body::Literals::Adapt);
                 quote!(#before #bind (#value, #(#ends,)*))
             }
             _ => {
@@ -143,7 +140,14 @@ impl Body {
     fn unit_statements(&mut self, stmts: &[Stmt], vars: &[Ident]) -> (TokenStream, Vec<Ident>) {
         let mut ends = vars.to_vec();
         let mut tokens = TokenStream::new();
-        for stmt in stmts {
+        for (i, stmt) in stmts.iter().enumerate() {
+            if i + 1 == stmts.len()
+                && let Some(value) = unused_value(stmt)
+            {
+                let (span, lang, value) = (value.span(), lang(value.span()), self.expr(value));
+                tokens.extend(quote_spanned!(span=> #lang::control::no_value(#value);));
+                continue;
+            }
             let names = match stmt {
                 Stmt::Local(local) if local.init.is_some() => bound_names(&local.pat),
                 _ => Vec::new(),
@@ -168,94 +172,11 @@ impl Body {
         (tokens, ends)
     }
 
-    /// Expands `if` to a call that returns the tuple of yielded values.
-    fn branch(&mut self, e: &ExprIf, result: Yield) -> TokenStream {
-        let condition = self.condition(&e.cond);
-        let then = self.yielding_own(&e.then_branch, result);
-        let otherwise = match &e.else_branch {
-            Some((_, otherwise)) => self.yielding_own(&else_block(otherwise), result),
-            None => {
-                let vars = result.vars;
-                let unit = result.value.then(|| quote!((),));
-                quote!((#unit #(#vars,)*))
-            }
-        };
-        let mut names: Vec<String> = result.vars.iter().map(Ident::to_string).collect();
-        if result.value {
-            names.insert(0, String::new());
-        }
-        call_branch(e.if_token.span(), &condition, &names, result.vars, [&then, &otherwise])
-    }
-
-    /// Expands `if` to a call that returns the value of its branches, which assign nothing.
-    fn branch_value(&mut self, e: &ExprIf) -> TokenStream {
-        let condition = self.condition(&e.cond);
-        let then = self.value_of(&e.then_branch);
-        let otherwise = match &e.else_branch {
-            Some((_, otherwise)) => self.value_of(&else_block(otherwise)),
-            None => quote!(),
-        };
-        if let Some(first) = literal_arm(e) {
-            let (arm, number) = if first { (&otherwise, &then) } else { (&then, &otherwise) };
-            let span = e.if_token.span();
-            let arms = quote!(#first, || { #arm }, #number);
-            return with_condition(
-                span,
-                &condition,
-                |lang, condition| quote_spanned!(span=> #lang::control::branch_literal(#condition, #arms)),
-            );
-        }
-        call_branch(e.if_token.span(), &condition, &[String::new()], &[], [&then, &otherwise])
-    }
-
-    /// Expands `if` at the end of a function: its branches may assign, but the values are unused.
-    pub fn tail_if(&mut self, e: &ExprIf) -> TokenStream {
-        let condition = self.condition(&e.cond);
-        let vars = assigned_in_expr(&Expr::If(e.clone()));
-        // With a scalar as the function's result, `tail` gives literals its type.
-        if vars.is_empty() && self.scalar_result.is_none() && literal_arm(e).is_some() {
-            return self.branch_value(e);
-        }
-        let then = self.tail(&e.then_branch.stmts);
-        let otherwise = match &e.else_branch {
-            Some((_, otherwise)) => self.tail(&else_block(otherwise).stmts),
-            None => quote!(),
-        };
-        let names = [String::new()];
-        call_branch(e.if_token.span(), &condition, &names, &vars, [&then, &otherwise])
-    }
-
-    fn condition(&mut self, cond: &Expr) -> TokenStream {
+    pub(super) fn condition(&mut self, cond: &Expr) -> TokenStream {
         if let Some(name) = assigned_in_expr(cond).first() {
             return self.reject(name.span(), "a condition cannot assign a variable: assign it in a statement before");
         }
         self.expr(cond)
-    }
-
-    /// The pattern of an arm, with its guard.
-    fn arm_pattern(&mut self, arm: &syn::Arm) -> TokenStream {
-        match &arm.pat {
-            Pat::Guard(guarded) => {
-                let (pat, token) = (&guarded.pat, &guarded.if_token);
-                let guard = self.expr(&guarded.guard);
-                quote!(#pat #token #guard)
-            }
-            other => other.to_token_stream(),
-        }
-    }
-
-    fn match_arms(&mut self, e: &ExprMatch, result: Yield) -> TokenStream {
-        let scrutinee = self.expr(&e.expr);
-        let arms: Vec<TokenStream> = e
-            .arms
-            .iter()
-            .map(|arm| {
-                let pat = self.arm_pattern(arm);
-                let body = self.yielding(&arm_block(arm), result);
-                quote!(#pat => { #body })
-            })
-            .collect();
-        quote!(match #scrutinee { #(#arms)* })
     }
 
     fn for_loop(&mut self, e: &ExprForLoop) -> TokenStream {
@@ -267,13 +188,6 @@ impl Body {
             Pat::Wild(w) => w.to_token_stream(),
             other => return self.reject(other.span(), "a loop index must be a single name, or `_`"),
         };
-        let kind = match &*e.expr {
-            Expr::Call(call) => match &*call.func {
-                Expr::Path(p) => p.path.segments.last().map(|s| s.ident.to_string()),
-                _ => None,
-            },
-            _ => None,
-        };
         let mut vars = assigned_in([&e.body]);
         let own = bound_names(&e.pat);
         vars.retain(|v| !own.contains(v));
@@ -284,19 +198,21 @@ impl Body {
             );
             return self.reject(e.for_token.span(), message);
         }
-        match kind.as_deref() {
+        match called_name(&e.expr).as_deref() {
             Some("range") => {
                 let range = self.expr(&e.expr);
                 let (inner, ends) = self.unit_statements(&e.body.stmts, &vars);
                 let names = vars.iter().map(Ident::to_string);
                 let span = e.for_token.span();
                 let lang = lang(span);
-                let call = quote_spanned! {span=>
+                let touched = touched(&vars);
+                let call = quote_spanned! {span=> {
+                    #touched
                     #lang::control::for_range(
                         #range, (#(#vars,)*), &[#(#names),*],
                         |#pat, (#(mut #vars,)*)| { #inner (#(#ends,)*) },
                     )
-                };
+                }};
                 redeclare(&None, &vars, &call)
             }
             Some("static_range") => {
@@ -305,13 +221,26 @@ impl Body {
                 if vars.is_empty() {
                     return quote!(for #pat in #range { #inner });
                 }
+                let run_time = run_time_values(&assigned_in_loops(&Expr::ForLoop(e.clone())), &vars);
+                let lang = lang(e.for_token.span());
+                let types: Vec<Ident> = (0..vars.len()).map(|i| hygienic(&format!("type_{i}"))).collect();
+                let assigned = vars
+                    .iter()
+                    .zip(types.iter().zip(&ends))
+                    .map(|(var, (ty, end))| quote_spanned!(var.span()=> #lang::operand::assigned(#ty, #end)));
+                let touched = touched(&vars);
                 quote! {
-                    for #pat in #range {
-                        (#(#vars,)*) = {
-                            let (#(mut #vars,)*) = (#(#vars,)*);
-                            #inner
-                            (#(#ends,)*)
-                        };
+                    #touched
+                    #run_time
+                    {
+                        let (#(#types,)*) = (#(#lang::operand::type_of(&#vars),)*);
+                        for #pat in #range {
+                            (#(#vars,)*) = {
+                                let (#(mut #vars,)*) = (#(#vars,)*);
+                                #inner
+                                (#(#assigned,)*)
+                            };
+                        }
                     }
                 }
             }
@@ -339,91 +268,58 @@ impl Body {
         let names = vars.iter().map(Ident::to_string);
         let span = e.while_token.span();
         let lang = lang(span);
-        let call = quote_spanned! {span=>
+        let touched = touched(&vars);
+        let call = quote_spanned! {span=> {
+            #touched
             #lang::control::while_loop(
                 (#(#vars,)*), &[#(#names),*],
                 |#[allow(unused_variables)] (#(#vars,)*)| #condition,
                 |(#(mut #vars,)*)| { #inner (#(#ends,)*) },
             )
-        };
+        }};
         redeclare(&None, &vars, &call)
     }
 }
 
-/// Copies of variables, which a branch may assign.
-fn copies(vars: &[Ident]) -> TokenStream {
-    match vars {
-        [] => quote!(),
-        _ => quote!(#[allow(unused_variables)] let (#(mut #vars,)*) = (#(#vars,)*);),
-    }
+/// Makes those of the variables run-time values that a run-time loop inside of a `static_range` assigns: all iterations give them
+/// one type.
+fn run_time_values(in_loops: &[Ident], vars: &[Ident]) -> TokenStream {
+    let vars = vars.iter().filter(|var| in_loops.contains(var)).map(|var| {
+        let (span, lang) = (var.span(), lang(var.span()));
+        quote_spanned!(span=> let mut #var = #lang::control::Carried::into_handle(#var);)
+    });
+    quote!(#(#vars)*)
+}
+
+/// Assigns variables to themselves, so that rustc sees that they are assigned here: a closure that has captured one of them would
+/// still see its old value.
+fn touched(vars: &[Ident]) -> TokenStream {
+    let touch = |var: &Ident| {
+        let lang = lang(var.span());
+        quote_spanned!(var.span()=> #var = #lang::control::same(#var);)
+    };
+    vars.iter().map(touch).collect()
 }
 
 /// Declares the assigned variables again, with their new values, after the value that `bind` names. They may not be used again,
 /// which is no reason for a warning.
 fn redeclare(bind: &Option<TokenStream>, vars: &[Ident], values: &TokenStream) -> TokenStream {
-    let results = hygienic("results");
+    let (results, touched) = (hygienic("results"), touched(vars));
     quote! {
         let #results = #values;
+        #touched
         #[allow(unused_variables)]
         let (#bind #(mut #vars,)*) = #results;
     }
 }
 
-fn call_branch(
-    span: Span,
-    condition: &TokenStream,
-    names: &[String],
-    vars: &[Ident],
-    [then, otherwise]: [&TokenStream; 2],
-) -> TokenStream {
-    let state = hygienic("state");
-    let own = (!vars.is_empty()).then(|| quote!(#[allow(unused_variables)] let (#(mut #vars,)*) = #state;));
-    let arms = quote!(&[#(#names),*], || { #own #then }, || { #own #otherwise });
-    with_condition(span, condition, |lang, condition| {
-        let state = own.as_ref().map(
-            |_| quote_spanned!(span=> let #state = #lang::control::ArmState::arm_state(&#condition, (#(#vars,)*));),
-        );
-        quote_spanned!(span=> #state #lang::control::branch(#condition, #arms))
-    })
-}
-
-/// A call that gets a name for the condition.
-fn with_condition(
-    span: Span,
-    condition: &TokenStream,
-    call: impl FnOnce(&TokenStream, &Ident) -> TokenStream,
-) -> TokenStream {
-    let name = operand_name("condition", span);
-    let call = call(&lang(span), &name);
-    quote_spanned!(span=> { let #name = #condition; #call })
-}
-
-/// Whether the first arm is a number literal, where one of two is.
-fn literal_arm(e: &ExprIf) -> Option<bool> {
-    let first = literal_of(&e.then_branch).is_some();
-    (first != literal_of(&else_block(&e.else_branch.as_ref()?.1)).is_some()).then_some(first)
-}
-
-/// The kind of the number literal that a block is.
-fn literal_of(block: &Block) -> Option<literal::Kind> {
-    match &block.stmts[..] {
-        [Stmt::Expr(last, None)] => literal::kind(last),
-        _ => None,
-    }
-}
-
-/// The block after `else`.
-fn else_block(otherwise: &Expr) -> Block {
-    match otherwise {
-        Expr::Block(block) => block.block.clone(),
-        other => Block { brace_token: Default::default(), stmts: vec![Stmt::Expr(other.clone(), None)] },
-    }
-}
-
-/// The body of a match arm, as a block.
-fn arm_block(arm: &syn::Arm) -> Block {
-    match &*arm.body {
-        Expr::Block(block) if block.label.is_none() => block.block.clone(),
-        other => Block { brace_token: Default::default(), stmts: vec![Stmt::Expr(other.clone(), None)] },
-    }
+/// The last expression of a block without a value, if it may have one: no control flow, which is looked into, and no assignment.
+fn unused_value(stmt: &Stmt) -> Option<&Expr> {
+    let Stmt::Expr(value, None) = stmt else { return None };
+    let is_statement = match value {
+        Expr::Binary(binary) => is_compound(&binary.op),
+        Expr::Assign(_) | Expr::Return(_) | Expr::Break(_) | Expr::Continue(_) | Expr::Macro(_) | Expr::Loop(_) => true,
+        other => is_statement_like(other),
+    };
+    (!is_statement).then_some(value)
 }

@@ -1,6 +1,6 @@
 //! Expands `#[device_fn]`.
 
-use super::body::Body;
+use super::body::{Body, has_numbers};
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -35,10 +35,6 @@ fn reject_kernel_parameter(body: &mut Body, input: &mut FnArg) {
     }
 }
 
-fn is_scalar(ty: &Type) -> bool {
-    matches!(ty, Type::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == "Scalar"))
-}
-
 pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let (f, syntax) = crate::parse::item::parse(item);
     let Some(mut f) = f else {
@@ -56,11 +52,11 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         body.errors.push(Error::new(token.span(), "a device function cannot be `const`: it records operations"));
     }
     f.sig.inputs.iter_mut().for_each(|input| reject_kernel_parameter(&mut body, input));
-    body.scalar_result = match &f.sig.output {
-        ReturnType::Type(_, ty) if is_scalar(ty) => Some((**ty).clone()),
+    body.result = match &f.sig.output {
+        ReturnType::Type(_, ty) if has_numbers(ty) => Some((**ty).clone()),
         _ => None,
     };
-    let inner = body.function(&f.block);
+    let inner = body.function(&f);
     let errors: Vec<TokenStream> = body.errors.into_iter().map(Error::into_compile_error).collect();
     if errors.is_empty() {
         let (depth, name) = (super::body::hygienic("depth"), f.sig.ident.to_string());

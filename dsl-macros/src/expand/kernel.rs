@@ -25,7 +25,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     }
     let signature_failed = !errors.is_empty();
     let mut body = Body::of(&f);
-    let inner = body.function(&f.block);
+    let inner = body.function(&f);
     errors.extend(syntax);
     errors.extend(body.errors);
     let failed = !errors.is_empty();
@@ -149,7 +149,12 @@ fn param_def(p: &Param, signature: &Signature, lang: &TokenStream) -> TokenStrea
         }
         ParamKind::Constexpr(default) => {
             let ty = &p.ty;
-            let default = option(default.as_ref().map(|d| const_default(d, lang)));
+            let default = default.as_ref().map(|default| match (ty, default) {
+                // A static item.
+                (syn::Type::Reference(_), Default::Variant(item)) => Default::Variant(item.to_lowercase()),
+                _ => default.clone(),
+            });
+            let default = option(default.map(|d| const_default(&d, lang)));
             quote!(Constexpr { ty: <#ty as #lang::kernel::Constexpr>::TYPE, default: #default })
         }
     };

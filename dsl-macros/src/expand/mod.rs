@@ -3,6 +3,7 @@
 pub mod aggregate;
 pub mod autotune;
 pub mod body;
+mod branches;
 pub mod calls;
 pub mod control;
 pub mod defaults;

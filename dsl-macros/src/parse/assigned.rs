@@ -2,9 +2,12 @@
 
 use super::calls::named_argument;
 use proc_macro2::Ident;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use syn::visit::{self, Visit};
-use syn::{Arm, BinOp, Block, Expr, ExprAssign, ExprBinary, ExprClosure, ExprForLoop, Item, Local, Pat, PatIdent};
+use syn::{
+    Arm, BinOp, Block, Error, Expr, ExprAssign, ExprBinary, ExprClosure, ExprForLoop, FnArg, Item, Local, Pat,
+    PatIdent, Signature, Type,
+};
 
 /// Variables that the code assigns but does not declare, in order of first assignment.
 pub fn assigned_in<'a>(code: impl IntoIterator<Item = &'a Block>) -> Vec<Ident> {
@@ -22,12 +25,44 @@ pub fn assigned_in_expr(expr: &Expr) -> Vec<Ident> {
     visitor.found
 }
 
+/// Variables that run-time loops inside of the expression assign, by `range` or `while`.
+pub fn assigned_in_loops(expr: &Expr) -> Vec<Ident> {
+    struct Loops(Vec<Ident>);
+    impl<'ast> Visit<'ast> for Loops {
+        fn visit_expr(&mut self, expr: &'ast Expr) {
+            match expr {
+                Expr::ForLoop(e) if called_name(&e.expr).is_none_or(|name| name != "static_range") => {
+                    self.0.extend(assigned_in_expr(expr));
+                }
+                Expr::While(_) => self.0.extend(assigned_in_expr(expr)),
+                _ => visit::visit_expr(self, expr),
+            }
+        }
+        fn visit_item(&mut self, _item: &'ast Item) {}
+    }
+    let mut loops = Loops(Vec::new());
+    loops.visit_expr(expr);
+    loops.0
+}
+
+/// The last name of the path of a call, such as `range`.
+pub fn called_name(expr: &Expr) -> Option<String> {
+    let Expr::Call(call) = expr else { return None };
+    let Expr::Path(path) = &*call.func else { return None };
+    path.path.segments.last().map(|segment| segment.ident.to_string())
+}
+
 /// Names that a pattern binds.
 pub fn bound_names(pat: &Pat) -> Vec<Ident> {
-    struct Names(Vec<Ident>);
+    bindings(pat).into_iter().map(|(name, _)| name).collect()
+}
+
+/// Names that a pattern binds, and whether with `mut`.
+fn bindings(pat: &Pat) -> Vec<(Ident, bool)> {
+    struct Names(Vec<(Ident, bool)>);
     impl Visit<'_> for Names {
         fn visit_pat_ident(&mut self, pat: &PatIdent) {
-            self.0.push(pat.ident.clone());
+            self.0.push((pat.ident.clone(), pat.mutability.is_some()));
         }
     }
     let mut names = Names(Vec::new());
@@ -74,18 +109,35 @@ pub fn is_compound(op: &BinOp) -> bool {
     )
 }
 
+/// Errors for assignments to variables and parameters that are not declared with `mut`. rustc does not see those inside of loops and
+/// branches, which are rewritten to declare what they assign.
+pub fn assigned_without_mut(sig: &Signature, block: &Block) -> Vec<Error> {
+    let mut visitor = Assigned::default();
+    for input in &sig.inputs {
+        match input {
+            // What a reference points to may be assigned.
+            FnArg::Typed(typed) if matches!(*typed.ty, Type::Reference(_)) => {}
+            FnArg::Typed(typed) => visitor.declare(&typed.pat),
+            FnArg::Receiver(_) => {}
+        }
+    }
+    visitor.visit_block(block);
+    visitor.immutable
+}
+
 #[derive(Default)]
 struct Assigned {
-    scopes: Vec<HashSet<Ident>>,
+    /// The names that each scope declares, and whether with `mut`.
+    scopes: Vec<HashMap<Ident, bool>>,
     found: Vec<Ident>,
+    immutable: Vec<Error>,
 }
 
 impl Assigned {
     fn declare(&mut self, pat: &Pat) {
-        let names = bound_names(pat);
         match self.scopes.last_mut() {
-            Some(scope) => scope.extend(names),
-            None => self.scopes.push(names.into_iter().collect()),
+            Some(scope) => scope.extend(bindings(pat)),
+            None => self.scopes.push(bindings(pat).into_iter().collect()),
         }
     }
 
@@ -93,15 +145,21 @@ impl Assigned {
         let mut names = Vec::new();
         targets(left, &mut names);
         for name in names {
-            let local = self.scopes.iter().any(|scope| scope.contains(&name));
-            if !local && !self.found.contains(&name) {
-                self.found.push(name);
+            match self.scopes.iter_mut().rev().find_map(|scope| scope.get_mut(&name)) {
+                Some(mutable) if !*mutable => {
+                    // Once per variable.
+                    *mutable = true;
+                    let message = format!("`{name}` is assigned, but it is not mutable: declare it as `mut {name}`");
+                    self.immutable.push(Error::new(name.span(), message));
+                }
+                None if !self.found.contains(&name) => self.found.push(name),
+                _ => {}
             }
         }
     }
 
     fn scoped(&mut self, inside: impl FnOnce(&mut Self)) {
-        self.scopes.push(HashSet::new());
+        self.scopes.push(HashMap::new());
         inside(self);
         self.scopes.pop();
     }
@@ -117,6 +175,10 @@ impl<'ast> Visit<'ast> for Assigned {
             self.visit_expr(&init.expr);
         }
         self.declare(&local.pat);
+        // Without a value, the first assignment is none of a mutable variable; it is refused for another reason.
+        if let (None, Some(scope)) = (&local.init, self.scopes.last_mut()) {
+            scope.extend(bound_names(&local.pat).into_iter().map(|name| (name, true)));
+        }
     }
 
     fn visit_expr_assign(&mut self, assign: &'ast ExprAssign) {

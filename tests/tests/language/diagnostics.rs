@@ -14,7 +14,7 @@ fn text(def: &KernelDef) -> String {
 /// The message for a kernel whose line names no types.
 fn message(def: &KernelDef) -> String {
     let text = text(def);
-    for internal in ["Tile<", "Scalar<", "IntLit", "Value(", "lang::", "Operand"] {
+    for internal in ["Tile<", "Scalar<", "IntegerLiteral", "Value(", "lang::", "Operand"] {
         assert!(!text.contains(internal), "`{internal}` in\n{text}");
     }
     text

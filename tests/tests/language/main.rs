@@ -1,5 +1,6 @@
 //! The language: recorded IR, results in the interpreter, and error messages.
 
+mod branches;
 mod control;
 mod diagnostics;
 mod functions;

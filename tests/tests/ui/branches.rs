@@ -1,0 +1,93 @@
+//! Arms that do not fit together, and conditions that are no constants.
+use tilewright::prelude::*;
+
+#[kernel]
+fn run_time_match(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] mode: usize) {
+    let factor = match n {
+        _ => load(x),
+    };
+    let guarded = match mode {
+        0 if n > 0 => 1.0,
+        _ => 2.0,
+    };
+    let panics = if n > 3 { load(x) } else { panic!("too small") };
+    store(out, factor + guarded + panics);
+}
+
+#[kernel]
+fn types_of_arms(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] mode: usize) {
+    let a = match mode {
+        0 => load(x),
+        1 => 0,
+        _ => load(x) > 0.0,
+    };
+    let b = if mode == 0 { zeros::<f32>([16]) } else { zeros::<i32>([16]) };
+    let c: f32 = if n > 0 { 1.0 } else { 2.0 };
+    let mut pair = (load(x), n);
+    pair = (0, 1.0);
+    let mut count = 0;
+    for i in static_range(0, 4) {
+        if n > i {
+            count = n;
+        }
+    }
+    store(out, load(x));
+}
+
+#[kernel]
+fn without_else(x: In<f32>, out: Out<f32>, n: i32) {
+    let value = if n > 0 { load(x) };
+    let total = 1.0 + {
+        value = 2.0;
+        value
+    };
+    store(out, total);
+}
+
+#[kernel]
+fn not_mutable(x: In<f32>, out: Out<f32>, n: i32) {
+    let total = 0.0;
+    for i in range(0, n) {
+        total += load(x + i);
+        total += 1.0;
+        n = 3;
+    }
+    let (a, mut b) = (1.0, 2.0);
+    if n > 0 {
+        (a, b) = (b, a);
+    }
+    store(out, total);
+}
+
+#[kernel]
+fn unused_values(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] mode: usize) {
+    let mut total = load(x);
+    if n > 0 {
+        total * 2.0
+    }
+    match mode {
+        0 => load(x),
+        _ => total = 1.0,
+    }
+    for i in range(0, n) {
+        load(x + i)
+    }
+    store(out, total);
+}
+
+#[kernel]
+fn stale_closures(x: In<f32>, out: Out<f32>, n: i32) {
+    let mut total = load(x);
+    let scaled = |factor: f32| total * factor;
+    if n > 0 {
+        total = 1.0;
+    }
+    let mut sum = load(x);
+    let more = |x: Scalar<f32>| sum + x;
+    for i in range(0, n) {
+        sum = more(load(x + i));
+    }
+    store(out, scaled(2.0) + sum);
+}
+
+fn main() {}
