@@ -3,15 +3,13 @@
 //! forward and backward.
 
 use tilewright::bench::do_bench;
-use tilewright::kernels::attention::modifiers::{
-    MaskArgs, MaskFunctions, MaskMod, Modified, Ranges, ScoreArgs, ScoreFn, ScoreFunctions, ScoreMod,
-};
+use tilewright::kernels::attention::modifiers::{MaskArgs, MaskMod, Modified, Ranges, ScoreArgs, ScoreFn, ScoreMod};
 use tilewright::kernels::attention::{self, Mask, Options, Saved, Score, Tensor};
 use tilewright::prelude::*;
 
 // ANCHOR: modifiers
 /// Row i sees the keys j ≤ i + `number`, for as many keys as rows.
-static LOOKAHEAD: MaskFunctions = MaskFunctions { name: "lookahead", keys: lookahead_keys, rows: lookahead_rows };
+static LOOKAHEAD: MaskMod = MaskMod { name: "lookahead", keys: lookahead_keys, rows: lookahead_rows };
 
 /// The range of keys that each row sees.
 #[device_fn]
@@ -26,8 +24,7 @@ fn lookahead_rows(keys: Tile<i32>, args: MaskArgs) -> Ranges {
 }
 
 /// Adds `data[min(|i − j|, BIASES − 1)]` to the score of row i and key j.
-static DISTANCE_BIAS: ScoreFunctions =
-    ScoreFunctions { name: "distance_bias", has_derivative: false, bind: distance_bias };
+static DISTANCE_BIAS: ScoreMod = ScoreMod { name: "distance_bias", has_derivative: false, bind: distance_bias };
 
 const BIASES: usize = 16;
 
@@ -88,8 +85,8 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let tensor = |x| Tensor::dense(x, shape);
     // `causal` is what a mask makes of it (`args.site.causal`): this one does not ask.
     let options = Options {
-        mask: Mask { function: MaskMod(&LOOKAHEAD), number: ahead as i32, data: None },
-        score: Score { function: ScoreMod(&DISTANCE_BIAS), number: 0.0, data: Some(biases.view()) },
+        mask: Mask { function: &LOOKAHEAD, number: ahead as i32, data: None },
+        score: Score { function: &DISTANCE_BIAS, number: 0.0, data: Some(biases.view()) },
         ..Options::default()
     };
     let (q, k, v) = (tensor(q.view())?, tensor(k.view())?, tensor(v.view())?);

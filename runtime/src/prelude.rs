@@ -7,6 +7,7 @@ pub use crate::{
 pub use half::{bf16, f16};
 pub use tilewright_codegen::constexpr_enum;
 pub use tilewright_codegen::diag::Diagnostic;
+pub use tilewright_codegen::lang::kernel::ConstexprItem;
 pub use tilewright_codegen::lang::*;
 pub use tilewright_codegen::target::{GpuArch, HostCpu};
 pub use tilewright_dsl_macros::{aggregate, autotune, device_fn, kernel};

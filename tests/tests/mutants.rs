@@ -12,7 +12,7 @@ use std::time::Instant;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::DQ_SUM_ROWS;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
-use tilewright::kernels::attention::modifiers::{DENSE, DOCUMENTS, MaskMod};
+use tilewright::kernels::attention::modifiers::{DENSE, DOCUMENTS};
 use tilewright::kernels::layer_norm::LAYER_NORM_BWD;
 use tilewright::kernels::matmul::MATMUL;
 use tilewright::kernels::softmax::SOFTMAX_WIDE_ROWS;
@@ -263,7 +263,7 @@ fn forward_of(
         Arg::In(HostTensor::indices(&[])),
     ];
     let args = attention_arguments(tensors, queries, keys, Some(1));
-    let mask = MaskMod(if ranges.is_empty() { &DENSE } else { &DOCUMENTS });
+    let mask = if ranges.is_empty() { &DENSE } else { &DOCUMENTS };
     let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize, replicas = replicas, mask = mask, persistent = queries > q_tile * replicas };
     let grid = [replicas as u32, 1, 1];
     Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, grid, args, arch, options)

@@ -215,7 +215,8 @@ impl fmt::Display for ConstValue {
 /// A type that `#[constexpr]` parameters can have.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the type of a `#[constexpr]` parameter",
-    note = "use usize, i32, i64, u32, u64, bool, f32, f64, &'static str, Precision, or an enum declared in `constexpr_enum! {{ … }}`"
+    note = "use usize, i32, i64, u32, u64, bool, f32, f64, &'static str, Precision, an enum declared in `constexpr_enum! {{ … }}`, or a reference to a \
+            static whose type is a `ConstexprItem`"
 )]
 pub trait Constexpr: Copy + 'static {
     /// The type's name in messages.
@@ -310,6 +311,35 @@ impl Constexpr for &'static str {
     fn key(self) -> u64 {
         // FNV-1a.
         self.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    }
+}
+
+/// A struct whose statics are values of `#[constexpr]` parameters of type `&'static Self`, such as one of functions that a kernel
+/// calls while it is traced. Two statics are different values, whatever they hold.
+pub trait ConstexprItem: Any + Send + Sync {
+    /// The values in messages.
+    const TYPE: &'static str;
+    /// The values that the command line accepts by name, and the default of a parameter has; at least one.
+    const KNOWN: &'static [&'static Self];
+    /// The name in messages and manifests. That of a default is the static's in lower case.
+    fn name(&self) -> &'static str;
+}
+
+impl<T: ConstexprItem> Constexpr for &'static T {
+    const TYPE: &'static str = T::TYPE;
+    const PLACEHOLDER: &'static T = T::KNOWN[0];
+    fn to_const(self) -> ConstValue {
+        ConstValue::Item(ConstItem { name: self.name(), item: self })
+    }
+    fn from_const(value: &ConstValue) -> Option<Self> {
+        match value {
+            ConstValue::Item(item) => item.downcast(),
+            ConstValue::Variant(name) => T::KNOWN.iter().copied().find(|known| known.name() == name),
+            _ => None,
+        }
+    }
+    fn key(self) -> u64 {
+        std::ptr::from_ref(self).addr() as u64
     }
 }
 

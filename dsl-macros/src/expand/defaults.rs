@@ -53,6 +53,7 @@ fn value(p: &Param, default: &Expr) -> TokenStream {
     let ty = &p.ty;
     let span = default.span();
     match default {
+        Expr::Path(item) if matches!(ty, syn::Type::Reference(_)) => quote_spanned!(span=> &#item),
         Expr::Path(path) => {
             let Some(word) = path.path.segments.last().map(|s| &s.ident) else {
                 return default.to_token_stream();

@@ -583,7 +583,10 @@ fn default_expr(attr: &Attribute) -> Result<Option<Expr>, Error> {
 
 fn default_value(value: &Expr) -> Result<Default, Error> {
     constant(value).ok_or_else(|| {
-        Error::new(value.span(), "a default is a number, `true`, `false`, or the name of an enum's variant")
+        Error::new(
+            value.span(),
+            "a default is a number, `true`, `false`, or the name of an enum's variant or of a static",
+        )
     })
 }
 

@@ -21,7 +21,7 @@ use super::forward::{assume_group, row_offset, this_program};
 use super::loops::{
     KeyLoop, LoopMask, Part, Rules, Scores, assume_entries, batch_and_split, parts_of_keys, tile_bounds,
 };
-use super::modifiers::{MaskArgs, MaskMod, ScoreArgs, ScoreMod, Site};
+use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -89,8 +89,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = 0] split_rows: usize,
-    #[constexpr = dense] mask: MaskMod,
-    #[constexpr = plain] score: ScoreMod,
+    #[constexpr = DENSE] mask: &'static MaskMod,
+    #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     assume_entries(dk.dim(0), q.dim(0), n_q, split_rows);
@@ -132,7 +132,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let dq_block = dq_sum_block(dq_sum, index, scalar::<i32>(0), n_q, q_tile, d_tile);
         // The keys of scores, which are [k_tile, q_tile].
         let column = keys.expand_dims(1);
-        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site });
+        let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
         // Keys beyond n_k are zeros, but their probabilities may be infinite, and dQ sums over them.
         let excludes_end = one_pass && !even_keys;
         let parts = if mask.is_dense() {
@@ -142,8 +142,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         } else {
             let args = MaskArgs { number: mask_number, data: mask_data, site };
             let last_key = minimum(first_key + k_tile, n_k) - 1;
-            let bounds = tile_bounds(mask.0.rows, (first_key, last_key), args, n_q, q_tile);
-            let (start, end) = (mask.0.rows)(keys, args);
+            let bounds = tile_bounds(mask.rows, (first_key, last_key), args, n_q, q_tile);
+            let (start, end) = (mask.rows)(keys, args);
             // As above: no row sees a key beyond n_k.
             let end = where_(keys < n_k, end, 0);
             let edges = LoopMask::Rows(start.expand_dims(1), end.expand_dims(1));
@@ -262,8 +262,8 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     even_keys: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = 0] split_rows: usize,
-    #[constexpr = dense] mask: MaskMod,
-    #[constexpr = plain] score: ScoreMod,
+    #[constexpr = DENSE] mask: &'static MaskMod,
+    #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     assume_entries(dq.dim(0), q.dim(0), n_k, split_rows);
@@ -298,7 +298,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         scale,
         replicas: 1,
     };
-    let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site });
+    let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
     let args = MaskArgs { number: mask_number, data: mask_data, site };
     let parts = parts_of_keys(mask, args, rows, (first_row, q_tile), k_tile, even_keys, split);
     let sum = keys.run(parts, modify.as_ref(), zeros::<f32>([q_tile, d_tile]), |sum, tiles| {

@@ -3,7 +3,7 @@
 use super::backward_rows::row_block;
 use super::config::{Pass, default_config, is_sub_wave, keep};
 use super::loops::{KeyLoop, assume_entries, batch_and_split, parts_of_keys};
-use super::modifiers::{MaskArgs, MaskMod, ScoreArgs, ScoreMod, Site};
+use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -87,8 +87,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     even_keys: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = 0] split_rows: usize,
-    #[constexpr = dense] mask: MaskMod,
-    #[constexpr = plain] score: ScoreMod,
+    #[constexpr = DENSE] mask: &'static MaskMod,
+    #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     assume_entries(o.dim(0), q.dim(0), n_k, split_rows);
@@ -118,7 +118,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
             scale,
             replicas,
         };
-        let modify = score.bind(ScoreArgs { number: score_number, data: score_data, site });
+        let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
         let args = MaskArgs { number: mask_number, data: mask_data, site };
         let parts = parts_of_keys(mask, args, rows, (row_of_all, rows_of_all), k_tile, even_keys, split);
         // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the

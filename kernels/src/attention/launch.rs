@@ -2,11 +2,12 @@
 
 use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPreprocess};
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster};
-use super::modifiers::{ALIBI, DOCUMENTS, Mask, MaskMod, PREFIX, SOFTCAP, SOFTCAP_ALIBI, Score, ScoreMod, WINDOW};
+use super::modifiers::{ALIBI, DOCUMENTS, Mask, PREFIX, SOFTCAP, SOFTCAP_ALIBI, Score, WINDOW};
 use super::passes::{ROW_TILE, RowVectors, launch_dkdv, launch_dq, launch_forward, launch_postprocess};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit};
 use crate::tensor::{self, FloatElement};
 use std::fmt::Display;
+use std::ptr;
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
 
@@ -159,17 +160,17 @@ impl<'a> Problem<'a> {
 
 /// Checks the arguments of the masks that are known here: those of others are bounded by what their launch reads.
 fn expect_mask(&Mask { function, number, .. }: &Mask, data_len: usize, [n_q, n_k]: [usize; 2]) -> Result<()> {
-    if function == MaskMod(&DOCUMENTS) {
+    if ptr::eq(function, &DOCUMENTS) {
         let len = 2 * (n_q + n_k);
         let expected = format_args!("ranges of {n_q} rows and {n_k} keys, {len} numbers");
         let found = format_args!("{data_len} numbers, of {number} rows");
         expect(data_len == len && number as usize == n_q, "mask", expected, found)?;
     }
-    if function == MaskMod(&WINDOW) {
+    if ptr::eq(function, &WINDOW) {
         let max = MAX_ROWS as i32 - 1;
         expect((0..=max).contains(&number), "window", format_args!("0 to {max} keys"), number)?;
     }
-    if function == MaskMod(&PREFIX) {
+    if ptr::eq(function, &PREFIX) {
         expect((0..=MAX_ROWS as i32).contains(&number), "prefix", format_args!("0 to {MAX_ROWS} keys"), number)?;
     }
     Ok(())
@@ -182,7 +183,7 @@ fn expect_score(
     heads: usize,
     [n_q, n_k]: [usize; 2],
 ) -> Result<()> {
-    let is_any_of = |functions: [_; 2]| functions.into_iter().any(|f| function == ScoreMod(f));
+    let is_any_of = |functions: [_; 2]| functions.into_iter().any(|f| ptr::eq(function, f));
     if is_any_of([&SOFTCAP, &SOFTCAP_ALIBI]) {
         // Smaller caps have no finite reciprocal times 2 log₂ e.
         const MIN: f32 = 1e-30;

@@ -99,7 +99,7 @@ const NO_DIMENSIONS: [usize; 0] = [];
 /// loads with this one.
 #[device_fn]
 pub(super) fn parts_of_keys(
-    mask: MaskMod,
+    mask: &'static MaskMod,
     args: MaskArgs,
     rows: Tile<i32>,
     all_rows: (Scalar<i32>, usize),
@@ -130,8 +130,8 @@ pub(super) fn parts_of_keys(
         }
     } else {
         let last_row = minimum(first_row + num_rows, n_q) - 1;
-        let bounds = tile_bounds(mask.0.keys, (first_row, last_row), args, n_k, k_tile);
-        let (start, end) = (mask.0.keys)(rows, args);
+        let bounds = tile_bounds(mask.keys, (first_row, last_row), args, n_k, k_tile);
+        let (start, end) = (mask.keys)(rows, args);
         let edges = LoopMask::Keys(start.expand_dims(1), minimum(end, n_k).expand_dims(1));
         split.parts(bounds, k_tile, edges, LoopMask::None)
     }

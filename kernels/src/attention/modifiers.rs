@@ -9,7 +9,6 @@
 //! masks, [`SOFTCAP`], [`ALIBI`] and [`SOFTCAP_ALIBI`] score functions; others are declared like them.
 
 use super::launch::MAX_ROWS;
-use tilewright_codegen::lang::kernel::{ConstItem, ConstValue, Constexpr};
 use tilewright_runtime::prelude::*;
 
 /// What a modifier knows about the problem: run-time scalars, except for `causal`.
@@ -43,22 +42,22 @@ pub type Ranges = (Tile<i32>, Tile<i32>);
 /// `keys` gives the range of keys that each row of q sees, `rows` the range of rows that see each key: the same relation. Both
 /// ends of both must not decrease from one position to the next. Positions beyond the tensors do not matter. The kernels
 /// call them with a tile of positions, and with a single one: a tile without dimensions.
-pub struct MaskFunctions {
+pub struct MaskMod {
     pub name: &'static str,
     pub keys: fn(Tile<i32>, MaskArgs) -> Ranges,
     pub rows: fn(Tile<i32>, MaskArgs) -> Ranges,
 }
 
 /// All keys, or with `causal` those up to the diagonal.
-pub static DENSE: MaskFunctions = MaskFunctions { name: "dense", keys: dense_keys, rows: dense_rows };
+pub static DENSE: MaskMod = MaskMod { name: "dense", keys: dense_keys, rows: dense_rows };
 /// Sliding window: row i sees the keys from i + (n_k − n_q) − w to i + (n_k − n_q) + w, w = `number`; with `causal`
 /// none after the diagonal.
-pub static WINDOW: MaskFunctions = MaskFunctions { name: "window", keys: window_keys, rows: window_rows };
+pub static WINDOW: MaskMod = MaskMod { name: "window", keys: window_keys, rows: window_rows };
 /// Prefix LM: row i sees the first `number` keys, and those up to its diagonal, i + (n_k − n_q).
-pub static PREFIX: MaskFunctions = MaskFunctions { name: "prefix", keys: prefix_keys, rows: prefix_rows };
+pub static PREFIX: MaskMod = MaskMod { name: "prefix", keys: prefix_keys, rows: prefix_rows };
 /// Packed sequences: each row sees keys of its own sequence only. The number is that of rows, the tensor the output of
 /// [`document_ranges`](super::documents), which also has the causal mask and the window of each sequence.
-pub static DOCUMENTS: MaskFunctions = MaskFunctions { name: "documents", keys: document_keys, rows: document_rows };
+pub static DOCUMENTS: MaskMod = MaskMod { name: "documents", keys: document_keys, rows: document_rows };
 
 #[device_fn]
 fn dense_keys(rows: Tile<i32>, args: MaskArgs) -> Ranges {
@@ -121,10 +120,6 @@ fn read(data: Ptr<i32>, first: Scalar<i64>, positions: Tile<i32>, n: Scalar<i32>
     load(data + first + positions, mask = (positions >= 0) & (positions < n), other = 0)
 }
 
-/// The mask of a kernel: a reference to its functions.
-#[derive(Clone, Copy)]
-pub struct MaskMod(pub &'static MaskFunctions);
-
 /// A tile of modified scores.
 pub struct Modified {
     pub scores: Tile<f32>,
@@ -137,35 +132,30 @@ pub type ScoreFn = Box<dyn Fn(Tile<f32>, Tile<i32>, Tile<i32>) -> Modified>;
 
 /// A score function: its name, and a function that is called before the loop over tiles, where it loads what does not
 /// change, and gives the function that is called in the loop.
-pub struct ScoreFunctions {
+pub struct ScoreMod {
     pub name: &'static str,
     pub bind: fn(ScoreArgs) -> ScoreFn,
     /// Whether the derivative is not always 1: the backward pass chooses its tiles by it.
     pub has_derivative: bool,
 }
 
-/// The score function of a kernel: a reference to its functions.
-#[derive(Clone, Copy)]
-pub struct ScoreMod(pub &'static ScoreFunctions);
-
 /// Leaves scores as they are.
-pub static PLAIN: ScoreFunctions = ScoreFunctions {
+pub static PLAIN: ScoreMod = ScoreMod {
     name: "plain",
     has_derivative: false,
     bind: |_| Box::new(|scores, _, _| Modified { scores, derivative: None }),
 };
 /// Softcap (Gemma 2): c · tanh(s / c), c = `number`.
-pub static SOFTCAP: ScoreFunctions = ScoreFunctions {
+pub static SOFTCAP: ScoreMod = ScoreMod {
     name: "softcap",
     has_derivative: true,
     bind: |args| Box::new(move |scores, _, _| softcap(scores, args.number)),
 };
 /// ALiBi (Press and others, 2022): s − mₕ · |i + (n_k − n_q) − j|. The tensor has the slope mₕ of each query head.
-pub static ALIBI: ScoreFunctions =
-    ScoreFunctions { name: "alibi", has_derivative: false, bind: |args| with_alibi(args, false) };
+pub static ALIBI: ScoreMod = ScoreMod { name: "alibi", has_derivative: false, bind: |args| with_alibi(args, false) };
 /// [`SOFTCAP`], then [`ALIBI`].
-pub static SOFTCAP_ALIBI: ScoreFunctions =
-    ScoreFunctions { name: "softcap_alibi", has_derivative: true, bind: |args| with_alibi(args, true) };
+pub static SOFTCAP_ALIBI: ScoreMod =
+    ScoreMod { name: "softcap_alibi", has_derivative: true, bind: |args| with_alibi(args, true) };
 
 #[device_fn]
 fn with_alibi(args: ScoreArgs, capped: bool) -> ScoreFn {
@@ -193,15 +183,31 @@ fn alibi(scores: Tile<f32>, rows: Tile<i32>, keys: Tile<i32>, slope: Scalar<f32>
 }
 
 impl MaskMod {
-    pub(super) fn is_dense(self) -> bool {
-        self == MaskMod(&DENSE)
+    pub(super) fn is_dense(&self) -> bool {
+        std::ptr::eq(self, &DENSE)
     }
 }
 
 impl ScoreMod {
     /// The function for the tiles of a loop; `None` if it changes nothing.
-    pub(super) fn bind(self, args: ScoreArgs) -> Option<ScoreFn> {
-        (self != ScoreMod(&PLAIN)).then(|| (self.0.bind)(args))
+    pub(super) fn bound(&self, args: ScoreArgs) -> Option<ScoreFn> {
+        (!std::ptr::eq(self, &PLAIN)).then(|| (self.bind)(args))
+    }
+}
+
+impl ConstexprItem for MaskMod {
+    const TYPE: &'static str = "dense | window | prefix | documents";
+    const KNOWN: &'static [&'static MaskMod] = &[&DENSE, &WINDOW, &PREFIX, &DOCUMENTS];
+    fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl ConstexprItem for ScoreMod {
+    const TYPE: &'static str = "plain | softcap | alibi | softcap_alibi";
+    const KNOWN: &'static [&'static ScoreMod] = &[&PLAIN, &SOFTCAP, &ALIBI, &SOFTCAP_ALIBI];
+    fn name(&self) -> &'static str {
+        self.name
     }
 }
 
@@ -212,97 +218,53 @@ impl Modified {
     }
 }
 
-macro_rules! modifier_constexpr {
-    ($($name:ident: $type:literal, $default:ident, [$($known:ident),+];)*) => { $(
-        impl $name {
-            /// The default of kernels.
-            #[allow(non_upper_case_globals)]
-            pub const $default: $name = $name::PLACEHOLDER;
-
-            /// The name of the functions.
-            pub fn name(self) -> &'static str {
-                self.0.name
-            }
-        }
-
-        impl Constexpr for $name {
-            const TYPE: &'static str = $type;
-            const PLACEHOLDER: $name = [$($name(&$known)),+][0];
-            fn to_const(self) -> ConstValue {
-                ConstValue::Item(ConstItem { name: self.0.name, item: self.0 })
-            }
-            /// By name only those of this module.
-            fn from_const(value: &ConstValue) -> Option<$name> {
-                match value {
-                    ConstValue::Item(item) => item.downcast().map($name),
-                    ConstValue::Variant(name) => [$($name(&$known)),+].into_iter().find(|known| known.0.name == name),
-                    _ => None,
-                }
-            }
-            fn key(self) -> u64 {
-                std::ptr::from_ref(self.0).addr() as u64
-            }
-        }
-
-        impl Default for $name {
-            fn default() -> $name {
-                $name::PLACEHOLDER
-            }
-        }
-
-        impl PartialEq for $name {
-            fn eq(&self, other: &$name) -> bool {
-                std::ptr::eq(self.0, other.0)
-            }
-        }
-
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.0.name)
-            }
-        }
-    )* };
-}
-modifier_constexpr! {
-    MaskMod: "dense | window | prefix | documents", dense, [DENSE, WINDOW, PREFIX, DOCUMENTS];
-    ScoreMod: "plain | softcap | alibi | softcap_alibi", plain, [PLAIN, SOFTCAP, ALIBI, SOFTCAP_ALIBI];
-}
-
 /// A mask with its arguments; by default [`DENSE`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy)]
 pub struct Mask<'a> {
-    pub function: MaskMod,
+    pub function: &'static MaskMod,
     pub number: i32,
     pub data: Option<View<'a, i32>>,
+}
+
+impl Default for Mask<'_> {
+    fn default() -> Self {
+        Mask { function: &DENSE, number: 0, data: None }
+    }
 }
 
 impl<'a> Mask<'a> {
     /// Sliding window ([`WINDOW`]): each row sees at most `size` keys before its diagonal, the key on it, and without
     /// `causal` as many after it.
     pub fn window(size: usize) -> Mask<'static> {
-        Mask { function: MaskMod(&WINDOW), number: size.min(MAX_ROWS - 1) as i32, data: None }
+        Mask { function: &WINDOW, number: size.min(MAX_ROWS - 1) as i32, data: None }
     }
 
     /// Prefix LM ([`PREFIX`]): each row sees the first `length` keys, and those up to its diagonal. `causal` of the options
     /// then only orders the tiles, and should be set.
     pub fn prefix(length: usize) -> Mask<'static> {
-        Mask { function: MaskMod(&PREFIX), number: length.min(MAX_ROWS) as i32, data: None }
+        Mask { function: &PREFIX, number: length.min(MAX_ROWS) as i32, data: None }
     }
 
     /// Packed sequences ([`DOCUMENTS`]), from the output of [`document_ranges`](super::documents::document_ranges) for
     /// `n_q` rows. The ranges have the causal mask or not: `causal` of the options then only orders the tiles, and should
     /// be what it was there. All batch entries have the same sequences.
     pub fn documents(ranges: View<'a, i32>, n_q: usize) -> Mask<'a> {
-        Mask { function: MaskMod(&DOCUMENTS), number: n_q.min(MAX_ROWS) as i32, data: Some(ranges) }
+        Mask { function: &DOCUMENTS, number: n_q.min(MAX_ROWS) as i32, data: Some(ranges) }
     }
 }
 
 /// A score function with its arguments; by default [`PLAIN`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy)]
 pub struct Score<'a> {
-    pub function: ScoreMod,
+    pub function: &'static ScoreMod,
     pub number: f32,
     pub data: Option<View<'a, f32>>,
+}
+
+impl Default for Score<'_> {
+    fn default() -> Self {
+        Score::new(None, None)
+    }
 }
 
 impl<'a> Score<'a> {
@@ -315,6 +277,6 @@ impl<'a> Score<'a> {
             (None, Some(_)) => &ALIBI,
             (Some(_), Some(_)) => &SOFTCAP_ALIBI,
         };
-        Score { function: ScoreMod(function), number: softcap.unwrap_or(0.0), data: alibi_slopes }
+        Score { function, number: softcap.unwrap_or(0.0), data: alibi_slopes }
     }
 }

@@ -22,7 +22,7 @@ impl Problem<'_> {
             Pass::Dkdv => options.dkdv_tiles,
             Pass::Dq => options.dq_tiles,
         };
-        let (has_ranges, has_derivative) = (!options.mask.function.is_dense(), options.score.function.0.has_derivative);
+        let (has_ranges, has_derivative) = (!options.mask.function.is_dense(), options.score.function.has_derivative);
         let modified =
             || modified_tiles(pass, self.d, T::DTYPE.size(), &self.device.target(), has_ranges, has_derivative);
         let tiles = given.or_else(modified);

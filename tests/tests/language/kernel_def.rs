@@ -2,7 +2,9 @@
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstDefault, ConstValue, ElemDef, ParamKind, Specialization};
+use tilewright::codegen::text;
 use tilewright::prelude::*;
+use tilewright_tests::on_device::devices;
 
 /// Adds `x` to `y`.
 ///
@@ -26,7 +28,7 @@ pub fn described<T: Num>(
 fn the_definition_lists_parameters() {
     let def = &DESCRIBED;
     assert_eq!((def.name, def.doc), ("described", "Adds `x` to `y`.\n\nShapes: all [n]."));
-    assert!(def.file.ends_with("kernel_def.rs") && def.line == 11, "{}:{}", def.file, def.line);
+    assert!(def.file.ends_with("kernel_def.rs") && def.line == 13, "{}:{}", def.file, def.line);
     assert_eq!(def.generics[0].name, "T");
     assert!(def.generics[0].members().contains(&DType::U8) && !def.generics[0].members().contains(&DType::Bool));
     let kinds: Vec<(&str, ParamKind, bool)> = def.params.iter().map(|p| (p.name, p.kind, p.specialize)).collect();
@@ -76,4 +78,68 @@ fn constants_are_checked() {
     for (found, expected) in cases {
         assert_eq!(found, Err(expected.to_string()));
     }
+}
+
+/// A function that a kernel applies.
+struct Activation {
+    name: &'static str,
+    apply: fn(Tile<f32>) -> Tile<f32>,
+}
+
+static RELU: Activation = Activation { name: "relu", apply: relu };
+static SQUARE: Activation = Activation { name: "square", apply: square };
+/// Unknown to the kernel's crate; not the same as `SQUARE`.
+static CUBE: Activation = Activation { name: "square", apply: cube };
+
+impl ConstexprItem for Activation {
+    const TYPE: &'static str = "relu | square";
+    const KNOWN: &'static [&'static Activation] = &[&RELU, &SQUARE];
+    fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+#[device_fn]
+fn relu(x: Tile<f32>) -> Tile<f32> {
+    maximum(x, 0.0)
+}
+
+#[device_fn]
+fn square(x: Tile<f32>) -> Tile<f32> {
+    x * x
+}
+
+#[device_fn]
+fn cube(x: Tile<f32>) -> Tile<f32> {
+    x * x * x
+}
+
+#[kernel(grid = 1)]
+fn activate(x: In<f32>, y: Out<f32>, #[constexpr = RELU] activation: &'static Activation) {
+    let i = arange(0, 4);
+    store(y + i, (activation.apply)(load(x + i)));
+}
+
+#[test]
+fn statics_are_constants() -> Result<(), Error> {
+    for device in devices() {
+        let x = Buffer::from_slice(&device, &[-1.0f32, 2.0, -3.0, 0.5])?;
+        let mut y = Buffer::<f32>::zeros(&device, 4)?;
+        for (activation, want) in
+            [(&RELU, [0.0f32, 2.0, 0.0, 0.5]), (&SQUARE, [1.0, 4.0, 9.0, 0.25]), (&CUBE, [-1.0, 8.0, -27.0, 0.125])]
+        {
+            Activate { x: &x, y: &mut y, activation }.launch(&device)?;
+            assert_eq!(y.to_vec()?, want);
+        }
+        ActivateRequired { x: &x, y: &mut y }.with_defaults().launch(&device)?;
+        assert_eq!(y.to_vec()?, [0.0, 2.0, 0.0, 0.5]);
+    }
+    let named = |name: &str| {
+        let constants = [("activation", ConstValue::Variant(name.to_string()))];
+        ACTIVATE.record(&[], &constants, &Specialization::default()).map(|func| text::print(&func))
+    };
+    assert!(named("square").is_ok_and(|text| text.contains("mul")));
+    let error = named("tanh").unwrap_err().to_string();
+    assert!(error.contains("relu | square"), "{error}");
+    Ok(())
 }
