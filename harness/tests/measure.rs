@@ -61,6 +61,11 @@ fn numerics_shows_the_assignments_numbers() {
     let types = rows(&report, "autocast");
     let norm = types.iter().find(|row| row["tensor"] == "output of LayerNorm").unwrap();
     assert_eq!((&norm["f16"], &norm["bf16"]), (&Value::from("f32"), &Value::from("f32")));
+    let products = rows(&report, "products");
+    let error =
+        |operands: &str| products.iter().find(|row| row["operands"] == operands).unwrap()["error_4096"].as_f64();
+    assert!(error("bf16").is_some_and(|error| error > 0.0 && error < 1e-5), "{products:?}");
+    assert_eq!(error("i8"), Some(0.0));
     for file in ["numerics.tex", "numerics.md", "numerics.html", "accumulation.csv", "loss-scaling.svg"] {
         assert!(folder.path().join(file).is_file(), "{file}");
     }

@@ -30,6 +30,7 @@ mod numerics;
 #[cfg(test)]
 mod old_flags;
 mod oom_probe;
+mod products;
 mod profile;
 mod ranks;
 mod report;
@@ -83,7 +84,7 @@ enum Command {
     Launch(launch::Arguments),
     /// Profile the memory of a training step: peaks, largest allocations, a timeline
     Memory(memory::Arguments),
-    /// Run experiments on 16-bit precision: accumulation, autocast, layer norm, loss scaling
+    /// Run experiments on precision: accumulation, autocast, layer norm, loss scaling, products
     Numerics(numerics::Arguments),
     /// Estimate the cost of training on many devices: memory, communication, batch sizes
     Account(account::Arguments),

@@ -4,7 +4,8 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 
-use super::{Result, value_parsers};
+use super::device::{self, DeviceArg, open};
+use super::{Result, products, value_parsers};
 use crate::numerics::{accumulate, autocast, norm, scaling};
 use crate::report::{Outputs, Report};
 
@@ -24,6 +25,9 @@ pub struct Arguments {
     /// Number of additions
     #[arg(long, default_value_t = STEPS, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     steps: u32,
+    /// Device of the products: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
+    #[arg(long, value_parser = device::parse)]
+    device: Option<DeviceArg>,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -38,19 +42,21 @@ pub enum Experiment {
     LayerNorm,
     /// Gradients that underflow in f16, and loss scaling
     LossScaling,
+    /// Errors of matrix products by element type and precision
+    Products,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
-    let report = report(&arguments.experiments, arguments.addend, arguments.steps)?;
+    let report = report(&arguments.experiments, arguments.addend, arguments.steps, arguments.device)?;
     Ok(arguments.outputs.write(report, out)?)
 }
 
 /// Runs the experiments, or all of them if `experiments` is empty, and returns their report.
 ///
 /// # Errors
-/// Errors of candle.
-pub fn report(experiments: &[Experiment], addend: f64, steps: u32) -> Result<Report> {
+/// Errors of candle, and of launches on the device.
+pub fn report(experiments: &[Experiment], addend: f64, steps: u32, device: Option<DeviceArg>) -> Result<Report> {
     let wanted = |experiment| experiments.is_empty() || experiments.contains(&experiment);
     let mut parts = Vec::new();
     if wanted(Experiment::Accumulation) {
@@ -64,6 +70,9 @@ pub fn report(experiments: &[Experiment], addend: f64, steps: u32) -> Result<Rep
     }
     if wanted(Experiment::LossScaling) {
         parts.push(scaling::report());
+    }
+    if wanted(Experiment::Products) {
+        parts.push(products::report(&open(device)?)?);
     }
     let mut report = Report::new("numerics", "Numerics of mixed precision");
     report.parts = parts.into_iter().flat_map(|part| part.parts).collect();

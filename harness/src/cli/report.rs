@@ -122,7 +122,7 @@ fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
         Ok(report)
     };
     match section {
-        Section::Numerics => numerics::report(&[], numerics::ADDEND, numerics::STEPS),
+        Section::Numerics => numerics::report(&[], numerics::ADDEND, numerics::STEPS, None),
         Section::Profile => profile(false, "profile"),
         Section::NaiveProfile => profile(true, "profile-naive"),
         Section::Memory => {

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::num;
 use tilewright::kernels::FloatElement;
-use tilewright::{Buffer, Device, Element, F8E4M3, Result};
+use tilewright::{Buffer, Device, Element, F8E4M3, F8E5M2, Result};
 
 /// Element types of inputs and outputs.
 pub trait Value: Element {
@@ -35,6 +35,7 @@ values! {
     f16: f16::from_f32, f64::from;
     bf16: bf16::from_f32, f64::from;
     F8E4M3: |x| F8E4M3(num::encode(DType::F8E4M3, f64::from(x)) as u8), |x: F8E4M3| num::decode(DType::F8E4M3, x.0.into());
+    F8E5M2: |x| F8E5M2(num::encode(DType::F8E5M2, f64::from(x)) as u8), |x: F8E5M2| num::decode(DType::F8E5M2, x.0.into());
     i8: |x: f32| (32.0 * x).round() as i8, f64::from;
     i32: |x: f32| (32.0 * x).round() as i32, f64::from;
 }
