@@ -1,7 +1,7 @@
 //! The experiment `products` of `tilewright numerics`: errors of matrix products by element type, against f64.
 
 use half::{bf16, f16};
-use tilewright::codegen::lang::{Num, Precision};
+use tilewright::codegen::lang::{Dtype, Num, Precision};
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::matmul::{self, Options};
 use tilewright::kernels::scaled_matmul::{self, Scales};
@@ -40,10 +40,7 @@ fn floats<T: Value + FloatElement>(device: &Device, k: usize, precision: Precisi
 }
 
 /// Operands of 8 bits, with sums and results in `O`.
-fn bytes<T: Value, O: Value + Num>(device: &Device, k: usize, fast: bool) -> Result<f64>
-where
-    T: tilewright::codegen::lang::Dtype,
-{
+fn bytes<T: Value + Dtype, O: Value + Num>(device: &Device, k: usize, fast: bool) -> Result<f64> {
     error::<T, O>(device, k, |a, b, c| scaled_matmul::multiply(device, a, b, Scales::None, fast, c))
 }
 
