@@ -78,6 +78,7 @@ macro_rules! rust_numbers {
 }
 rust_numbers!(bool, char, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize, f32, f64);
 
+#[diagnostic::do_not_recommend]
 impl<To> RustNumber<To> for IntegerLiteral {
     type This = i128;
     fn this(self) -> i128 {
@@ -85,6 +86,7 @@ impl<To> RustNumber<To> for IntegerLiteral {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<To> RustNumber<To> for FloatLiteral {
     type This = f64;
     fn this(self) -> f64 {

@@ -131,7 +131,9 @@ impl Body {
         if let Some((token, _)) = &init.diverge {
             return self.reject(token.span(), "`let … else` cannot be translated: kernels have no refutable patterns");
         }
-        self.check_else(&init.expr);
+        if matches!(pattern(local), Pat::Ident(_)) {
+            self.check_else(&init.expr);
+        }
         if let (pattern @ (Pat::Tuple(_) | Pat::Ident(_)), value @ Expr::Tuple(_)) = (&local.pat, &*init.expr) {
             let value = self.bound_value(pattern, value);
             return quote_spanned!(init.expr.span()=> let #pat = #value;);

@@ -9,7 +9,8 @@ use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use std::iter::zip;
 use syn::spanned::Spanned;
-use syn::{Block, Expr, ExprIf, ExprMatch, Pat, Stmt, Type};
+use syn::visit::Visit;
+use syn::{BinOp, Block, Expr, ExprIf, ExprMatch, Pat, Stmt, Type};
 
 impl Body {
     /// Expands `if` to a call that returns the tuple of yielded values.
@@ -109,7 +110,7 @@ impl Body {
     /// Expands `match` to the value of its arms, which assign nothing.
     pub(super) fn match_value(&mut self, e: &ExprMatch, ty: Option<&Type>) -> TokenStream {
         let blocks: Vec<Block> = e.arms.iter().map(arm_block).collect();
-        if ty.is_none() && blocks.iter().any(ends_with_literal) {
+        if ty.is_none() && blocks.iter().any(adapts) {
             let (bodies, names, value) = self.values_of(&blocks.iter().collect::<Vec<_>>(), ty, e.match_token.span());
             let chosen = self.match_arms(e, &bodies, &names, &[]);
             return quote_spanned!(e.match_token.span()=> #chosen #value);
@@ -168,9 +169,12 @@ impl Body {
         self.matching(e, |value| {
             let (mut panics, mut result) = (Vec::new(), None);
             for (i, (arm, body)) in e.arms.iter().zip(bodies).enumerate().rev() {
+                // Of the alternatives of a pattern, the guard chooses; it is evaluated once otherwise.
                 let (pat, used) = match &arm.pat {
-                    Pat::Guard(guarded) => (&*guarded.pat, bound_names(&guarded.pat)),
-                    pat => (pat, Vec::new()),
+                    Pat::Guard(guarded) if !has_alternatives(&guarded.pat) => {
+                        (guarded.pat.to_token_stream(), variables(&guarded.pat))
+                    }
+                    _ => (guarded[i].clone(), Vec::new()),
                 };
                 let outer = outer_names(arm, vars);
                 let outer = zip(vars, &outer).filter(|(var, outer)| var != outer);
@@ -220,6 +224,25 @@ fn choose(
     call_branch(span, condition, names, vars, [then, otherwise])
 }
 
+/// Whether a pattern has several alternatives, which may bind names to different values.
+fn has_alternatives(pat: &Pat) -> bool {
+    struct Alternatives(bool);
+    impl Visit<'_> for Alternatives {
+        fn visit_pat_or(&mut self, _: &syn::PatOr) {
+            self.0 = true;
+        }
+    }
+    let mut found = Alternatives(false);
+    found.visit_pat(pat);
+    found.0
+}
+
+/// The variables that a pattern binds: a name in capitals may be a constant or a variant.
+fn variables(pat: &Pat) -> Vec<Ident> {
+    let is_variable = |name: &Ident| !name.to_string().starts_with(char::is_uppercase);
+    bound_names(pat).into_iter().filter(is_variable).collect()
+}
+
 /// Whether a block ends with a macro that panics.
 fn diverges(block: &Block) -> bool {
     let panics = |mac: &syn::Macro| {
@@ -245,12 +268,29 @@ fn ends(expr: &Expr) -> Option<Vec<Block>> {
     }
 }
 
-/// Whether the value of a block may be a literal, or a tuple with one.
-fn ends_with_literal(block: &Block) -> bool {
+/// Whether the value of a block may take the type of another arm's: a literal, a tuple with one, or a bool, which may be known at
+/// specialization in one arm only.
+fn adapts(block: &Block) -> bool {
+    let is_bool = |expr: &Expr| match expr {
+        Expr::Lit(lit) => matches!(lit.lit, syn::Lit::Bool(_)),
+        Expr::Unary(unary) => matches!(unary.op, syn::UnOp::Not(_)),
+        Expr::Binary(binary) => matches!(
+            binary.op,
+            BinOp::Eq(_)
+                | BinOp::Ne(_)
+                | BinOp::Lt(_)
+                | BinOp::Le(_)
+                | BinOp::Gt(_)
+                | BinOp::Ge(_)
+                | BinOp::And(_)
+                | BinOp::Or(_)
+        ),
+        _ => false,
+    };
     match block.stmts.last() {
         Some(Stmt::Expr(Expr::Tuple(tuple), None)) => tuple.elems.iter().any(|elem| literal::kind(elem).is_some()),
         Some(Stmt::Expr(last, None)) => {
-            literal::kind(last).is_some() || ends(last).is_some_and(|ends| ends.iter().any(ends_with_literal))
+            literal::kind(last).is_some() || is_bool(last) || ends(last).is_some_and(|ends| ends.iter().any(adapts))
         }
         _ => false,
     }

@@ -4,7 +4,7 @@ use super::body::{Body, hygienic, is_statement_like};
 use super::branches::{arm_block, outer_names};
 use super::lang;
 use crate::parse::assigned::{
-    assigned_in, assigned_in_expr, assigned_in_loops, bound_names, called_name, is_compound, pattern,
+    assigned_in, assigned_in_expr, assigned_in_loops, assigned_whole, bound_names, called_name, is_compound, pattern,
 };
 use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -48,12 +48,13 @@ impl Body {
                 ),
             );
         }
+        let whole = assigned_whole(expr);
         let result = Yield { vars: &vars, ends: &vars, value: value.is_some(), ty };
         let bind = value.map(|v| quote!(#v,));
         match expr {
             Expr::If(e) => {
                 let call = self.branch(e, result);
-                redeclare(&bind, &vars, &call)
+                redeclare(&bind, &vars, &whole, &call)
             }
             Expr::Block(e) => {
                 if let Some(label) = &e.label {
@@ -62,7 +63,7 @@ impl Body {
                 let inner = self.yielding(&e.block, result);
                 let copies =
                     (!vars.is_empty()).then(|| quote!(#[allow(unused_variables)] let (#(mut #vars,)*) = (#(#vars,)*);));
-                redeclare(&bind, &vars, &quote!({ #copies #inner }))
+                redeclare(&bind, &vars, &whole, &quote!({ #copies #inner }))
             }
             Expr::Match(e) => {
                 let arm_body = |arm| self.yielding(&arm_block(arm), Yield { ends: &outer_names(arm, &vars), ..result });
@@ -71,7 +72,7 @@ impl Body {
                     true => self.match_alike(e, &bodies),
                     false => self.match_arms(e, &bodies, &result.names(), &vars),
                 };
-                redeclare(&bind, &vars, &chosen)
+                redeclare(&bind, &vars, &whole, &chosen)
             }
             Expr::ForLoop(e) => self.for_loop(e),
             Expr::While(e) => self.while_loop(e),
@@ -101,7 +102,7 @@ impl Body {
     /// Expands a block that assigns no outer variable: its statements and last expression.
     pub(super) fn value_of(&mut self, block: &Block, ty: Option<&Type>) -> TokenStream {
         match block.stmts.split_last() {
-            Some((Stmt::Expr(last, None), before)) => {
+            Some((Stmt::Expr(last, None), before)) if !has_no_value(last) => {
                 let before = self.statements(before);
                 let last = match ty {
                     Some(ty) => self.typed(last, ty),
@@ -123,7 +124,7 @@ impl Body {
         }
         let value = hygienic("inner");
         match block.stmts.split_last() {
-            Some((Stmt::Expr(last, None), before)) => {
+            Some((Stmt::Expr(last, None), before)) if !has_no_value(last) => {
                 let (before, ends) = self.unit_statements(before, vars);
                 let bind = self.bind(quote!(#value), result.ty, last, super::body::Literals::Adapt);
                 quote!(#before #bind (#value, #(#ends,)*))
@@ -142,7 +143,8 @@ impl Body {
         let mut tokens = TokenStream::new();
         for (i, stmt) in stmts.iter().enumerate() {
             if i + 1 == stmts.len()
-                && let Some(value) = unused_value(stmt)
+                && let Stmt::Expr(value, None) = stmt
+                && unused_value(value)
             {
                 let (span, lang, value) = (value.span(), lang(value.span()), self.expr(value));
                 tokens.extend(quote_spanned!(span=> #lang::control::no_value(#value);));
@@ -189,6 +191,7 @@ impl Body {
             other => return self.reject(other.span(), "a loop index must be a single name, or `_`"),
         };
         let mut vars = assigned_in([&e.body]);
+        let whole = assigned_whole(&Expr::ForLoop(e.clone()));
         let own = bound_names(&e.pat);
         vars.retain(|v| !own.contains(v));
         if vars.len() > MAX_CARRIED {
@@ -205,15 +208,16 @@ impl Body {
                 let names = vars.iter().map(Ident::to_string);
                 let span = e.for_token.span();
                 let lang = lang(span);
-                let touched = touched(&vars);
+                let (touched, bounds) = (touched(&vars, &whole), hygienic("bounds"));
                 let call = quote_spanned! {span=> {
+                    let #bounds = #range;
                     #touched
                     #lang::control::for_range(
-                        #range, (#(#vars,)*), &[#(#names),*],
+                        #bounds, (#(#vars,)*), &[#(#names),*],
                         |#pat, (#(mut #vars,)*)| { #inner (#(#ends,)*) },
                     )
                 }};
-                redeclare(&None, &vars, &call)
+                redeclare(&None, &vars, &whole, &call)
             }
             Some("static_range") => {
                 let range = self.expr(&e.expr);
@@ -228,13 +232,14 @@ impl Body {
                     .iter()
                     .zip(types.iter().zip(&ends))
                     .map(|(var, (ty, end))| quote_spanned!(var.span()=> #lang::operand::assigned(#ty, #end)));
-                let touched = touched(&vars);
+                let (touched, bounds) = (touched(&vars, &whole), hygienic("bounds"));
                 quote! {
+                    let #bounds = #range;
                     #touched
                     #run_time
                     {
                         let (#(#types,)*) = (#(#lang::operand::type_of(&#vars),)*);
-                        for #pat in #range {
+                        for #pat in #bounds {
                             (#(#vars,)*) = {
                                 let (#(mut #vars,)*) = (#(#vars,)*);
                                 #inner
@@ -268,7 +273,8 @@ impl Body {
         let names = vars.iter().map(Ident::to_string);
         let span = e.while_token.span();
         let lang = lang(span);
-        let touched = touched(&vars);
+        let whole = assigned_whole(&Expr::While(e.clone()));
+        let touched = touched(&vars, &whole);
         let call = quote_spanned! {span=> {
             #touched
             #lang::control::while_loop(
@@ -277,7 +283,7 @@ impl Body {
                 |(#(mut #vars,)*)| { #inner (#(#ends,)*) },
             )
         }};
-        redeclare(&None, &vars, &call)
+        redeclare(&None, &vars, &whole, &call)
     }
 }
 
@@ -291,20 +297,20 @@ fn run_time_values(in_loops: &[Ident], vars: &[Ident]) -> TokenStream {
     quote!(#(#vars)*)
 }
 
-/// Assigns variables to themselves, so that rustc sees that they are assigned here: a closure that has captured one of them would
+/// Assigns variables to themselves, where not only members are assigned, so that rustc sees that they are assigned here: a closure that has captured one of them would
 /// still see its old value.
-fn touched(vars: &[Ident]) -> TokenStream {
+fn touched(vars: &[Ident], whole: &[Ident]) -> TokenStream {
     let touch = |var: &Ident| {
         let lang = lang(var.span());
         quote_spanned!(var.span()=> #var = #lang::control::same(#var);)
     };
-    vars.iter().map(touch).collect()
+    vars.iter().filter(|var| whole.contains(var)).map(touch).collect()
 }
 
 /// Declares the assigned variables again, with their new values, after the value that `bind` names. They may not be used again,
 /// which is no reason for a warning.
-fn redeclare(bind: &Option<TokenStream>, vars: &[Ident], values: &TokenStream) -> TokenStream {
-    let (results, touched) = (hygienic("results"), touched(vars));
+fn redeclare(bind: &Option<TokenStream>, vars: &[Ident], whole: &[Ident], values: &TokenStream) -> TokenStream {
+    let (results, touched) = (hygienic("results"), touched(vars, whole));
     quote! {
         let #results = #values;
         #touched
@@ -313,13 +319,19 @@ fn redeclare(bind: &Option<TokenStream>, vars: &[Ident], values: &TokenStream) -
     }
 }
 
-/// The last expression of a block without a value, if it may have one: no control flow, which is looked into, and no assignment.
-fn unused_value(stmt: &Stmt) -> Option<&Expr> {
-    let Stmt::Expr(value, None) = stmt else { return None };
-    let is_statement = match value {
+/// Whether the last expression of a block may have a value: no control flow, which is looked into, and no assignment.
+pub(super) fn unused_value(value: &Expr) -> bool {
+    match value {
+        Expr::Return(_) | Expr::Break(_) | Expr::Continue(_) | Expr::Macro(_) | Expr::Loop(_) => false,
+        other => !is_statement_like(other) && !has_no_value(other),
+    }
+}
+
+/// Whether an expression is a loop or an assignment, which are statements.
+pub(super) fn has_no_value(expr: &Expr) -> bool {
+    match expr {
+        Expr::ForLoop(_) | Expr::While(_) | Expr::Assign(_) => true,
         Expr::Binary(binary) => is_compound(&binary.op),
-        Expr::Assign(_) | Expr::Return(_) | Expr::Break(_) | Expr::Continue(_) | Expr::Macro(_) | Expr::Loop(_) => true,
-        other => is_statement_like(other),
-    };
-    (!is_statement).then_some(value)
+        _ => false,
+    }
 }

@@ -3,9 +3,11 @@
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::ToTokens;
 use std::collections::HashSet;
+use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Block, Error, Expr, ExprIf, Stmt};
+use syn::{Block, Error, Expr, ExprIf, Item, Stmt, UseGlob, UseName, UseRename};
 
+use super::control::unused_value;
 use crate::parse::assigned::bound_names;
 
 /// Lowers the statements of a function to statements without `return`; the last expression is the function's value.
@@ -55,11 +57,15 @@ fn as_block(otherwise: Expr) -> Block {
 fn continued(mut block: Block, rest: &[Stmt], errors: &mut Vec<Error>) -> Block {
     if !diverges(&block.stmts) {
         check_names(&block, rest, errors);
-        // The last expression of the branch becomes a statement.
-        if let Some(Stmt::Expr(_, semi @ None)) = block.stmts.last_mut()
+        // The last expression of the branch becomes a statement, which has no value.
+        if let Some(last @ Stmt::Expr(_, None)) = block.stmts.last_mut()
             && !rest.is_empty()
         {
+            let Stmt::Expr(expr, semi) = last else { unreachable!("matched") };
             *semi = Some(Default::default());
+            if unused_value(expr) {
+                *last = syn::parse_quote_spanned!(expr.span()=> let () = #expr;);
+            }
         }
         block.stmts.extend(rest.iter().cloned());
     }
@@ -74,8 +80,12 @@ fn check_names(block: &Block, rest: &[Stmt], errors: &mut Vec<Error>) {
         collect_idents(stmt.to_token_stream(), &mut used);
     }
     for stmt in &block.stmts {
-        let Stmt::Local(local) = stmt else { continue };
-        for name in bound_names(&local.pat) {
+        let names = match stmt {
+            Stmt::Local(local) => bound_names(&local.pat),
+            Stmt::Item(item) => item_names(item, errors),
+            _ => continue,
+        };
+        for name in names {
             if used.contains(&name.to_string()) {
                 errors.push(Error::new(
                     name.span(),
@@ -83,6 +93,41 @@ fn check_names(block: &Block, rest: &[Stmt], errors: &mut Vec<Error>) {
                 ));
             }
         }
+    }
+}
+
+/// The names that an item declares.
+fn item_names(item: &Item, errors: &mut Vec<Error>) -> Vec<Ident> {
+    struct Imports(Vec<Ident>, Vec<Error>);
+    impl<'ast> Visit<'ast> for Imports {
+        fn visit_use_name(&mut self, name: &'ast UseName) {
+            self.0.push(name.ident.clone());
+        }
+        fn visit_use_rename(&mut self, rename: &'ast UseRename) {
+            self.0.push(rename.rename.clone());
+        }
+        fn visit_use_glob(&mut self, glob: &'ast UseGlob) {
+            let message = "names of this import may be used after this `if`, which returns: import them outside of it";
+            self.1.push(Error::new(glob.span(), message));
+        }
+    }
+    match item {
+        Item::Const(item) => vec![item.ident.clone()],
+        Item::Static(item) => vec![item.ident.clone()],
+        Item::Fn(item) => vec![item.sig.ident.clone()],
+        Item::Struct(item) => vec![item.ident.clone()],
+        Item::Enum(item) => vec![item.ident.clone()],
+        Item::Type(item) => vec![item.ident.clone()],
+        Item::Mod(item) => vec![item.ident.clone()],
+        Item::Trait(item) => vec![item.ident.clone()],
+        Item::Macro(item) => item.ident.iter().cloned().collect(),
+        Item::Use(item) => {
+            let mut imports = Imports(Vec::new(), Vec::new());
+            imports.visit_item_use(item);
+            errors.extend(imports.1);
+            imports.0
+        }
+        _ => Vec::new(),
     }
 }
 

@@ -25,24 +25,18 @@ pub fn assigned_in_expr(expr: &Expr) -> Vec<Ident> {
     visitor.found
 }
 
-/// Variables that run-time loops inside of the expression assign, by `range` or `while`.
+/// Those that run-time loops inside of the expression assign, by `range` or `while`.
 pub fn assigned_in_loops(expr: &Expr) -> Vec<Ident> {
-    struct Loops(Vec<Ident>);
-    impl<'ast> Visit<'ast> for Loops {
-        fn visit_expr(&mut self, expr: &'ast Expr) {
-            match expr {
-                Expr::ForLoop(e) if called_name(&e.expr).is_none_or(|name| name != "static_range") => {
-                    self.0.extend(assigned_in_expr(expr));
-                }
-                Expr::While(_) => self.0.extend(assigned_in_expr(expr)),
-                _ => visit::visit_expr(self, expr),
-            }
-        }
-        fn visit_item(&mut self, _item: &'ast Item) {}
-    }
-    let mut loops = Loops(Vec::new());
-    loops.visit_expr(expr);
-    loops.0
+    let mut visitor = Assigned::default();
+    visitor.visit_expr(expr);
+    visitor.in_loops
+}
+
+/// Those that the expression assigns as a whole, not only members of them.
+pub fn assigned_whole(expr: &Expr) -> Vec<Ident> {
+    let mut visitor = Assigned::default();
+    visitor.visit_expr(expr);
+    visitor.whole
 }
 
 /// The last name of the path of a call, such as `range`.
@@ -64,6 +58,8 @@ fn bindings(pat: &Pat) -> Vec<(Ident, bool)> {
         fn visit_pat_ident(&mut self, pat: &PatIdent) {
             self.0.push((pat.ident.clone(), pat.mutability.is_some()));
         }
+        // A guard's expression binds its own.
+        fn visit_expr(&mut self, _: &Expr) {}
     }
     let mut names = Names(Vec::new());
     names.visit_pat(pat);
@@ -89,6 +85,16 @@ pub fn targets(left: &Expr, out: &mut Vec<Ident>) {
         Expr::Tuple(t) => t.elems.iter().for_each(|e| targets(e, out)),
         Expr::Array(a) => a.elems.iter().for_each(|e| targets(e, out)),
         _ => {}
+    }
+}
+
+/// Those of [`targets`] that are changed as a whole.
+fn whole_targets(left: &Expr, out: &mut Vec<Ident>) {
+    match left {
+        Expr::Field(_) | Expr::Index(_) => {}
+        Expr::Tuple(t) => t.elems.iter().for_each(|e| whole_targets(e, out)),
+        Expr::Paren(p) => whole_targets(&p.expr, out),
+        other => targets(other, out),
     }
 }
 
@@ -131,6 +137,12 @@ struct Assigned {
     scopes: Vec<HashMap<Ident, bool>>,
     found: Vec<Ident>,
     immutable: Vec<Error>,
+    /// Those of `found` that are assigned as a whole.
+    whole: Vec<Ident>,
+    /// Those of `found` that a run-time loop assigns.
+    in_loops: Vec<Ident>,
+    /// The number of run-time loops around.
+    loops: usize,
 }
 
 impl Assigned {
@@ -144,6 +156,8 @@ impl Assigned {
     fn assign(&mut self, left: &Expr) {
         let mut names = Vec::new();
         targets(left, &mut names);
+        let mut whole = Vec::new();
+        whole_targets(left, &mut whole);
         for name in names {
             match self.scopes.iter_mut().rev().find_map(|scope| scope.get_mut(&name)) {
                 Some(mutable) if !*mutable => {
@@ -152,8 +166,18 @@ impl Assigned {
                     let message = format!("`{name}` is assigned, but it is not mutable: declare it as `mut {name}`");
                     self.immutable.push(Error::new(name.span(), message));
                 }
-                None if !self.found.contains(&name) => self.found.push(name),
-                _ => {}
+                Some(_) => {}
+                None => {
+                    if whole.contains(&name) {
+                        self.whole.push(name.clone());
+                    }
+                    if self.loops > 0 {
+                        self.in_loops.push(name.clone());
+                    }
+                    if !self.found.contains(&name) {
+                        self.found.push(name);
+                    }
+                }
             }
         }
     }
@@ -195,10 +219,19 @@ impl<'ast> Visit<'ast> for Assigned {
 
     fn visit_expr_for_loop(&mut self, f: &'ast ExprForLoop) {
         self.visit_expr(&f.expr);
+        let is_run_time = called_name(&f.expr).is_none_or(|name| name != "static_range");
+        self.loops += usize::from(is_run_time);
         self.scoped(|this| {
             this.declare(&f.pat);
             this.visit_block(&f.body);
         });
+        self.loops -= usize::from(is_run_time);
+    }
+
+    fn visit_expr_while(&mut self, w: &'ast syn::ExprWhile) {
+        self.loops += 1;
+        visit::visit_expr_while(self, w);
+        self.loops -= 1;
     }
 
     fn visit_arm(&mut self, arm: &'ast Arm) {

@@ -18,15 +18,19 @@ pub fn kind(expr: &Expr) -> Option<Kind> {
             _ => None,
         },
         Expr::Unary(unary) if matches!(unary.op, UnOp::Neg(_)) => kind(&unary.expr),
+        Expr::Unary(unary) if matches!(unary.op, UnOp::Not(_)) => kind(&unary.expr).filter(|kind| *kind == Kind::Int),
         Expr::Paren(paren) => kind(&paren.expr),
         Expr::Group(group) => kind(&group.expr),
         Expr::Binary(binary) => {
-            let arithmetic = matches!(
-                binary.op,
-                BinOp::Add(_) | BinOp::Sub(_) | BinOp::Mul(_) | BinOp::Div(_) | BinOp::Shl(_) | BinOp::Shr(_)
-            );
             let (left, right) = (kind(&binary.left)?, kind(&binary.right)?);
-            (arithmetic && left == right).then_some(left)
+            let has_operator = match binary.op {
+                BinOp::Add(_) | BinOp::Sub(_) | BinOp::Mul(_) | BinOp::Div(_) | BinOp::Rem(_) => true,
+                BinOp::Shl(_) | BinOp::Shr(_) | BinOp::BitAnd(_) | BinOp::BitOr(_) | BinOp::BitXor(_) => {
+                    left == Kind::Int
+                }
+                _ => false,
+            };
+            (has_operator && left == right).then_some(left)
         }
         _ => None,
     }

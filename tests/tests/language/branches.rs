@@ -383,3 +383,111 @@ fn what_a_match_looks_at_is_recorded_once() {
         assert_eq!(text.matches("load").count(), loads, "{text}");
     }
 }
+
+/// Loops at the ends of arms, a guard with variables of its own, an inner variable that shadows one of an unrolled loop, and literals
+/// with any operator.
+#[kernel]
+fn shadows(out: Out<f32>, n: i32, #[constexpr] mode: usize) {
+    let mut total = n;
+    for i in range(0, 3) {
+        match mode {
+            j if {
+                let mut total = j;
+                total += 1;
+                total > 1
+            } =>
+            {
+                total += i;
+            }
+            _ => {}
+        }
+    }
+    let mut width: usize = 1;
+    for _ in static_range(0, 2) {
+        width *= 2;
+        {
+            let mut width = 0;
+            for i in range(0, 3) {
+                width += i;
+            }
+            total += width;
+        }
+    }
+    // The guard chooses the alternative.
+    let mut chosen = n;
+    match (mode, width) {
+        (j, _) | (_, j) if j > 3 => chosen = scalar::<i32>(0) + j,
+        _ => {}
+    }
+    total += chosen;
+    let given = Some(mode);
+    let mut count: i32 = 0;
+    match given {
+        None if mode > 7 => count = 1,
+        Some(q) if q == 1 => count = 2,
+        _ => {}
+    }
+    let is_large = match mode {
+        0 => true,
+        1 => n > 3,
+        _ => false,
+    };
+    total += is_large.to::<i32>() * 10 + count;
+    // A closure sees members that are not assigned, and bounds may call it.
+    let mut pair = (n, 1i32);
+    let first = |x: Scalar<i32>| x + pair.0;
+    if n > 0 {
+        pair.1 = 7;
+    }
+    let offset = scalar::<i32>(1);
+    let bound = |x: Scalar<i32>| x + offset;
+    for i in range(0, bound(n)) {
+        total += i;
+    }
+    total += first(n) + pair.1;
+    let bits = match mode {
+        0 => n,
+        1 => !3,
+        _ => (7 % 4) | 8,
+    };
+    store(out, total.to::<f32>() + sum(full::<f32>([width], 1.0)));
+    store(out + 1, bits.to::<f32>());
+    match mode {
+        0 => {
+            for i in range(0, 2) {
+                store(out + 2 + i, 5.0);
+            }
+        }
+        _ => store(out + 2 + arange(0, 2), full::<f32>([2], 6.0)),
+    }
+}
+
+/// A `match` at the end whose arms are assignments.
+#[kernel]
+fn assigning_tail(out: Out<f32>, n: i32, #[constexpr] mode: usize) {
+    let mut last = n;
+    match mode {
+        0 => last += 1,
+        _ => {
+            last += 2;
+            store(out, last.to::<f32>());
+        }
+    }
+}
+
+#[test]
+fn arms_at_the_end_may_assign() {
+    assert_eq!(run(&ASSIGNING_TAIL, &consts(&[("mode", 1)]), &[Arg::OutF32(1), Arg::Int(2)], 1).f32(0), [4.0]);
+}
+
+#[test]
+fn inner_names_are_their_own() {
+    for mode in 0..3 {
+        let got = run(&SHADOWS, &consts(&[("mode", mode)]), &[Arg::OutF32(4), Arg::Int(2)], 1).f32(0);
+        let chosen = 4.0;
+        let flags = [10.0, 2.0, 0.0][mode as usize];
+        let total = 2.0 + if mode > 0 { 3.0 } else { 0.0 } + 6.0 + chosen + flags + 3.0 + 4.0 + 7.0;
+        let last = if mode == 0 { 5.0 } else { 6.0 };
+        assert_eq!(got, [total + 4.0, [2.0, -4.0, 11.0][mode as usize], last, last]);
+    }
+}

@@ -90,4 +90,15 @@ fn stale_closures(x: In<f32>, out: Out<f32>, n: i32) {
     store(out, scaled(2.0) + sum);
 }
 
+#[device_fn]
+fn dropped_value(a: Scalar<i32>, flag: bool) -> Scalar<i32> {
+    if flag {
+        if a > 3 {
+            return a;
+        }
+        a + 1
+    }
+    a * 2
+}
+
 fn main() {}

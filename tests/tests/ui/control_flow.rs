@@ -50,4 +50,27 @@ fn captured_name(out: Out<f32>, n: i32) {
     store(out, x);
 }
 
+const LIMIT: i32 = 5;
+
+mod other {
+    pub const LIMIT: i32 = 50;
+}
+
+#[kernel]
+fn captured_items(out: Out<f32>, n: i32, #[constexpr] flag: bool) {
+    if flag {
+        const LIMIT: i32 = 100;
+        if n > LIMIT {
+            return;
+        }
+    }
+    if n > 1 {
+        use other::*;
+        if n > LIMIT {
+            return;
+        }
+    }
+    store(out, LIMIT);
+}
+
 fn main() {}
