@@ -60,7 +60,7 @@ impl Body {
             Some(Stmt::Expr(Expr::Tuple(tuple), None)) => tuple.elems.len(),
             _ => 0,
         };
-        let mut lens = blocks.iter().filter(|block| !diverges(block)).map(|block| tuple(&block));
+        let mut lens = blocks.iter().filter(|block| !panics(block)).map(|block| tuple(&block));
         let len = lens.next().unwrap_or(0);
         if len == 0 || lens.any(|other| other != len) {
             let arms = blocks.iter().map(|block| self.value_of(block, ty)).map(|value| quote!(({ #value },))).collect();
@@ -167,7 +167,7 @@ impl Body {
         let numbers = 0..bodies.len();
         let numbered = arms_of(e, quote!(#(#guarded => #numbers,)*));
         self.matching(e, |value| {
-            let (mut panics, mut result) = (Vec::new(), None);
+            let (mut panicking, mut result) = (Vec::new(), None);
             for (i, (arm, body)) in e.arms.iter().zip(bodies).enumerate().rev() {
                 // Of the alternatives of a pattern, the guard chooses; it is evaluated once otherwise.
                 let (pat, used) = match &arm.pat {
@@ -185,8 +185,8 @@ impl Body {
                     #[allow(unreachable_patterns)]
                     match #value { #pat => { #(let _ = &#used;)* #body } _ => ::core::unreachable!() }
                 };
-                if diverges(&arm_block(arm)) {
-                    panics.push(quote!(#[allow(unreachable_code)] if #chosen == #i { #body; }));
+                if panics(&arm_block(arm)) {
+                    panicking.push(quote!(#[allow(unreachable_code)] if #chosen == #i { #body; }));
                     continue;
                 }
                 result = Some(match result {
@@ -198,7 +198,7 @@ impl Body {
             quote_spanned! {span=>
                 #[allow(unused_variables)]
                 let #chosen: usize = match #value #numbered;
-                #(#panics)*
+                #(#panicking)*
                 #result
             }
         })
@@ -215,11 +215,19 @@ fn choose(
 ) -> TokenStream {
     let span = e.if_token.span();
     let lang = lang(span);
-    if diverges(&e.then_branch) {
-        return quote_spanned!(span=> { #[allow(unreachable_code)] if #lang::branch::known(#condition) { #then; } #otherwise });
+    if panics(&e.then_branch) {
+        return quote_spanned! {span=> {
+            #[allow(unreachable_code)]
+            if #lang::branch::known(#condition) { #then; }
+            #otherwise
+        }};
     }
-    if e.else_branch.as_ref().is_some_and(|(_, otherwise)| diverges(&else_block(otherwise))) {
-        return quote_spanned!(span=> { #[allow(unreachable_code)] if !#lang::branch::known(#condition) { #otherwise; } #then });
+    if e.else_branch.as_ref().is_some_and(|(_, otherwise)| panics(&else_block(otherwise))) {
+        return quote_spanned! {span=> {
+            #[allow(unreachable_code)]
+            if !#lang::branch::known(#condition) { #otherwise; }
+            #then
+        }};
     }
     call_branch(span, condition, names, vars, [then, otherwise])
 }
@@ -244,16 +252,16 @@ fn variables(pat: &Pat) -> Vec<Ident> {
 }
 
 /// Whether a block ends with a macro that panics.
-fn diverges(block: &Block) -> bool {
-    let panics = |mac: &syn::Macro| {
+fn panics(block: &Block) -> bool {
+    let is_panic = |mac: &syn::Macro| {
         let names = ["panic", "unreachable", "todo", "unimplemented"];
         mac.path.segments.last().is_some_and(|last| names.iter().any(|name| last.ident == name))
     };
     match block.stmts.last() {
-        Some(Stmt::Macro(statement)) => panics(&statement.mac),
-        Some(Stmt::Expr(Expr::Macro(e), _)) => panics(&e.mac),
-        Some(Stmt::Expr(Expr::Paren(e), None)) => diverges(&else_block(&e.expr)),
-        Some(Stmt::Expr(e, None)) => ends(e).is_some_and(|ends| ends.iter().all(diverges)),
+        Some(Stmt::Macro(statement)) => is_panic(&statement.mac),
+        Some(Stmt::Expr(Expr::Macro(e), _)) => is_panic(&e.mac),
+        Some(Stmt::Expr(Expr::Paren(e), None)) => panics(&else_block(&e.expr)),
+        Some(Stmt::Expr(e, None)) => ends(e).is_some_and(|ends| ends.iter().all(panics)),
         _ => false,
     }
 }
@@ -328,7 +336,7 @@ fn with_condition(
 /// Whether the first arm is a number literal, where one of two is.
 fn literal_arm(e: &ExprIf) -> Option<bool> {
     let otherwise = else_block(&e.else_branch.as_ref()?.1);
-    if diverges(&e.then_branch) || diverges(&otherwise) {
+    if panics(&e.then_branch) || panics(&otherwise) {
         return None;
     }
     let first = literal_of(&e.then_branch).is_some();
@@ -344,7 +352,7 @@ fn literal_of(block: &Block) -> Option<literal::Kind> {
 }
 
 /// The block after `else`.
-fn else_block(otherwise: &Expr) -> Block {
+pub(super) fn else_block(otherwise: &Expr) -> Block {
     match otherwise {
         Expr::Block(block) => block.block.clone(),
         other => Block { brace_token: Default::default(), stmts: vec![Stmt::Expr(other.clone(), None)] },

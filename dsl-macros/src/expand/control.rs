@@ -85,7 +85,10 @@ impl Body {
         if let Some(name) = assigned_in_expr(expr).first() {
             return self.reject(
                 name.span(),
-                format!("`{name}` is assigned inside an expression: bind the value of this `if`, `match` or block with `let` first, and use that"),
+                format!(
+                    "`{name}` is assigned inside an expression: bind the value of this `if`, `match` or block with `let` first, \
+                     and use that"
+                ),
             );
         }
         match expr {
@@ -297,8 +300,8 @@ fn run_time_values(in_loops: &[Ident], vars: &[Ident]) -> TokenStream {
     quote!(#(#vars)*)
 }
 
-/// Assigns variables to themselves, where not only members are assigned, so that rustc sees that they are assigned here: a closure that has captured one of them would
-/// still see its old value.
+/// Assigns those variables to themselves that are assigned as a whole, so that rustc sees it: a closure that has captured one of
+/// them would still see its old value.
 fn touched(vars: &[Ident], whole: &[Ident]) -> TokenStream {
     let touch = |var: &Ident| {
         let lang = lang(var.span());

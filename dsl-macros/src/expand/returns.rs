@@ -5,8 +5,9 @@ use quote::ToTokens;
 use std::collections::HashSet;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Block, Error, Expr, ExprIf, Item, Stmt, UseGlob, UseName, UseRename};
+use syn::{Block, Error, Expr, ExprIf, Item, Stmt, UseGlob, UseName, UseRename, parse_quote_spanned};
 
+use super::branches::else_block;
 use super::control::unused_value;
 use crate::parse::assigned::bound_names;
 
@@ -38,7 +39,7 @@ pub fn lower(stmts: Vec<Stmt>, errors: &mut Vec<Error>) -> Vec<Stmt> {
 fn with_rest(mut branch: ExprIf, rest: &[Stmt], errors: &mut Vec<Error>) -> ExprIf {
     branch.then_branch = continued(branch.then_branch, rest, errors);
     let (token, otherwise) = match branch.else_branch.take() {
-        Some((token, otherwise)) => (token, as_block(*otherwise)),
+        Some((token, otherwise)) => (token, else_block(&otherwise)),
         None => (Default::default(), Block { brace_token: branch.then_branch.brace_token, stmts: Vec::new() }),
     };
     let otherwise = continued(otherwise, rest, errors);
@@ -47,25 +48,16 @@ fn with_rest(mut branch: ExprIf, rest: &[Stmt], errors: &mut Vec<Error>) -> Expr
     branch
 }
 
-fn as_block(otherwise: Expr) -> Block {
-    match otherwise {
-        Expr::Block(block) => block.block,
-        other => Block { brace_token: Default::default(), stmts: vec![Stmt::Expr(other, None)] },
-    }
-}
-
 fn continued(mut block: Block, rest: &[Stmt], errors: &mut Vec<Error>) -> Block {
     if !diverges(&block.stmts) {
         check_names(&block, rest, errors);
         // The last expression of the branch becomes a statement, which has no value.
-        if let Some(last @ Stmt::Expr(_, None)) = block.stmts.last_mut()
-            && !rest.is_empty()
-        {
-            let Stmt::Expr(expr, semi) = last else { unreachable!("matched") };
-            *semi = Some(Default::default());
-            if unused_value(expr) {
-                *last = syn::parse_quote_spanned!(expr.span()=> let () = #expr;);
-            }
+        match block.stmts.pop() {
+            Some(Stmt::Expr(value, None)) if !rest.is_empty() => block.stmts.push(match unused_value(&value) {
+                true => parse_quote_spanned!(value.span()=> let () = #value;),
+                false => Stmt::Expr(value, Some(Default::default())),
+            }),
+            last => block.stmts.extend(last),
         }
         block.stmts.extend(rest.iter().cloned());
     }

@@ -20,23 +20,17 @@ pub fn assigned_in<'a>(code: impl IntoIterator<Item = &'a Block>) -> Vec<Ident> 
 
 /// As [`assigned_in`], for one expression.
 pub fn assigned_in_expr(expr: &Expr) -> Vec<Ident> {
-    let mut visitor = Assigned::default();
-    visitor.visit_expr(expr);
-    visitor.found
+    Assigned::of(expr).found
 }
 
 /// Those that run-time loops inside of the expression assign, by `range` or `while`.
 pub fn assigned_in_loops(expr: &Expr) -> Vec<Ident> {
-    let mut visitor = Assigned::default();
-    visitor.visit_expr(expr);
-    visitor.in_loops
+    Assigned::of(expr).in_loops
 }
 
 /// Those that the expression assigns as a whole, not only members of them.
 pub fn assigned_whole(expr: &Expr) -> Vec<Ident> {
-    let mut visitor = Assigned::default();
-    visitor.visit_expr(expr);
-    visitor.whole
+    Assigned::of(expr).whole
 }
 
 /// The last name of the path of a call, such as `range`.
@@ -146,6 +140,12 @@ struct Assigned {
 }
 
 impl Assigned {
+    fn of(expr: &Expr) -> Assigned {
+        let mut visitor = Assigned::default();
+        visitor.visit_expr(expr);
+        visitor
+    }
+
     fn declare(&mut self, pat: &Pat) {
         match self.scopes.last_mut() {
             Some(scope) => scope.extend(bindings(pat)),
