@@ -1,16 +1,18 @@
 //! Expands statements and expressions of kernels and device functions.
 
 use super::{lang, options, returns};
-use crate::parse::assigned::{assigned_in_expr, assigned_without_mut, bound_names, is_compound, pattern};
+use crate::parse::assigned::{
+    Place, all_places, assigned_in_expr, assigned_without_mut, bound_names, closures_in, is_compound, pattern,
+};
 use crate::parse::literal::{self, Kind as LiteralKind};
 use crate::parse::triton;
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use syn::spanned::Spanned;
 use syn::{
-    BinOp, Error, Expr, ExprArray, ExprBinary, ExprCast, ExprClosure, ExprField, ItemFn, Local, Macro, Member, Pat,
-    Stmt, Type, UnOp,
+    BinOp, Error, Expr, ExprArray, ExprBinary, ExprCast, ExprClosure, ExprField, FnArg, ItemFn, Local, Macro, Member,
+    Pat, Stmt, Type, UnOp,
 };
 
 /// Rewrites one body; collects errors for code that cannot be translated.
@@ -21,6 +23,81 @@ pub struct Body {
     pub result: Option<Type>,
     /// Names bound by the function's patterns: a local variable `tl` is not Triton's module.
     bound: HashSet<String>,
+    /// The places that the function assigns.
+    pub places: Vec<Place>,
+    pub names: Names,
+}
+
+/// Variables in scope whose values matter to the expansion.
+#[derive(Clone, Default)]
+pub struct Names {
+    /// Those that may hold closures: their values mention one.
+    pub closures: BTreeSet<Ident>,
+    /// Those that are closures, or parameters that are functions: calls of their names are theirs.
+    pub functions: BTreeSet<Ident>,
+    /// Those that are number literals.
+    pub numbers: BTreeSet<Ident>,
+    /// The parameters that are references.
+    pub references: BTreeSet<Ident>,
+}
+
+impl Names {
+    /// Declares the variables of a `let`.
+    pub fn declare(&mut self, local: &Local) {
+        let Some(init) = &local.init else { return };
+        let is_function = match &*init.expr {
+            Expr::Closure(_) => true,
+            Expr::Path(path) => path.path.get_ident().is_some_and(|name| self.functions.contains(name)),
+            _ => false,
+        };
+        self.declare_pattern(&local.pat, &init.expr);
+        if let (true, Pat::Ident(pat)) = (is_function, pattern(local)) {
+            self.functions.insert(pat.ident.clone());
+        }
+        // A written type is that of the variable.
+        self.declare_numbers(&local.pat, &init.expr);
+    }
+
+    /// Declares the variables of a pattern for parts of a value.
+    pub fn declare_pattern(&mut self, pat: &Pat, value: &Expr) {
+        let names = bound_names(pat);
+        let (mentioned, has_closure) = closures_in(value, &self.closures);
+        self.forget(&names);
+        if has_closure || !mentioned.is_empty() {
+            self.closures.extend(names);
+        }
+    }
+
+    /// Declares variables of which nothing is known.
+    pub fn forget(&mut self, names: &[Ident]) {
+        for name in names {
+            for set in [&mut self.closures, &mut self.functions, &mut self.numbers, &mut self.references] {
+                set.remove(name);
+            }
+        }
+    }
+
+    fn declare_numbers(&mut self, pat: &Pat, value: &Expr) {
+        match (pat, value) {
+            (Pat::Tuple(pats), Expr::Tuple(values)) if pats.elems.len() == values.elems.len() => {
+                pats.elems.iter().zip(&values.elems).for_each(|(pat, value)| self.declare_numbers(pat, value));
+            }
+            (Pat::Ident(pat), value) if self.is_number(value) => {
+                self.numbers.insert(pat.ident.clone());
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether an expression is a number literal, or a variable that is one.
+    pub fn is_number(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Path(path) => path.path.get_ident().is_some_and(|name| self.numbers.contains(name)),
+            Expr::Paren(paren) => self.is_number(&paren.expr),
+            Expr::Unary(unary) if !matches!(unary.op, UnOp::Deref(_)) => self.is_number(&unary.expr),
+            _ => literal::kind(expr).is_some(),
+        }
+    }
 }
 
 /// An identifier with mixed-site hygiene, which the user's code cannot see.
@@ -37,7 +114,18 @@ pub fn operand_name(name: &str, span: Span) -> Ident {
 impl Body {
     /// A rewriter for the body of this function.
     pub fn of(f: &ItemFn) -> Body {
-        Body { bound: triton::bound(&f.block, f.sig.inputs.iter().cloned()), ..Body::default() }
+        let bound = triton::bound(&f.block, f.sig.inputs.iter().cloned());
+        let mut names = Names::default();
+        names.references.insert(Ident::new("self", Span::call_site()));
+        for input in &f.sig.inputs {
+            let FnArg::Typed(typed) = input else { continue };
+            match &*typed.ty {
+                Type::Reference(_) => names.references.extend(bound_names(&typed.pat)),
+                Type::FnPtr(_) | Type::ImplTrait(_) => names.functions.extend(bound_names(&typed.pat)),
+                _ => {}
+            }
+        }
+        Body { bound, places: all_places(&f.block), names, ..Body::default() }
     }
 
     /// Whether a pattern of the function binds a name.
@@ -67,6 +155,10 @@ impl Body {
 
     /// Rewrites statements at the end of a function: nothing that they assign is used afterwards.
     pub fn tail(&mut self, stmts: &[Stmt]) -> TokenStream {
+        self.scoped(|this| this.tail_statements(stmts))
+    }
+
+    fn tail_statements(&mut self, stmts: &[Stmt]) -> TokenStream {
         match stmts.split_last() {
             Some((Stmt::Expr(Expr::If(branch), None), before)) => {
                 let before = self.statements(before);
@@ -96,13 +188,25 @@ impl Body {
         }
     }
 
+    /// Expands a block: variables that it declares are not in scope after it.
+    pub fn scoped<T>(&mut self, expand: impl FnOnce(&mut Self) -> T) -> T {
+        let names = self.names.clone();
+        let expanded = expand(self);
+        self.names = names;
+        expanded
+    }
+
     pub fn statements(&mut self, stmts: &[Stmt]) -> TokenStream {
         stmts.iter().map(|stmt| self.statement(stmt)).collect()
     }
 
     fn statement(&mut self, stmt: &Stmt) -> TokenStream {
         match stmt {
-            Stmt::Local(local) => self.local(local, &pattern(local).to_token_stream()),
+            Stmt::Local(local) => {
+                let tokens = self.local(local, &pattern(local).to_token_stream());
+                self.names.declare(local);
+                tokens
+            }
             Stmt::Item(item) => item.to_token_stream(),
             Stmt::Macro(m) => {
                 let tokens = self.macro_call(&m.mac);
@@ -321,8 +425,8 @@ impl Body {
             (Expr::If(_) | Expr::Match(_) | Expr::Block(_), ty) if has_numbers(ty) => {
                 self.nested_control(expr, Some(ty))
             }
-            (Expr::Lit(_) | Expr::Unary(_) | Expr::Paren(_) | Expr::Binary(_), ty)
-                if has_numbers(ty) && literal::kind(expr).is_some() =>
+            (Expr::Lit(_) | Expr::Unary(_) | Expr::Paren(_) | Expr::Binary(_) | Expr::Path(_), ty)
+                if has_numbers(ty) && self.names.is_number(expr) =>
             {
                 let literal = self.operand(expr);
                 quote_spanned!(span=> #lang::operand::literal_of::<#ty, _>(#literal))
@@ -576,15 +680,19 @@ impl Body {
         }
         let (or1, inputs, or2) = (&closure.inputs_begin, &closure.inputs, &closure.inputs_end);
         let (output, capture) = (&closure.output, &closure.capture);
-        let body = match &*closure.body {
-            Expr::Block(block) => {
-                let outer = self.result.take();
-                let inner = self.tail(&block.block.stmts);
-                self.result = outer;
-                quote!({ #inner })
+        let parameters: Vec<Ident> = inputs.iter().flat_map(bound_names).collect();
+        let body = self.scoped(|this| {
+            this.names.forget(&parameters);
+            match &*closure.body {
+                Expr::Block(block) => {
+                    let outer = this.result.take();
+                    let inner = this.tail(&block.block.stmts);
+                    this.result = outer;
+                    quote!({ #inner })
+                }
+                other => this.expr(other),
             }
-            other => self.expr(other),
-        };
+        });
         let body = match output {
             syn::ReturnType::Default => body,
             syn::ReturnType::Type(..) => quote!({ #body }),

@@ -68,7 +68,8 @@ impl Body {
         }
         let arm = |block: &&Block| match block.stmts.split_last() {
             Some((Stmt::Expr(last @ Expr::Tuple(_), None), before)) => {
-                let (before, last) = (self.statements(before), self.adapting(last, ty));
+                let expand = |this: &mut Self| (this.statements(before), this.adapting(last, ty));
+                let (before, last) = self.scoped(expand);
                 quote!({ #before #last })
             }
             _ => self.value_of(block, ty),
@@ -79,7 +80,8 @@ impl Body {
     /// Expands `if` at the end of a function: its branches may assign, but the values are unused.
     pub fn tail_if(&mut self, e: &ExprIf) -> TokenStream {
         let condition = self.condition(&e.cond);
-        let vars = assigned_in_expr(&Expr::If(e.clone()));
+        let whole = Expr::If(e.clone());
+        let vars = assigned_in_expr(&whole);
         // With numbers as the function's result, `tail` gives literals its type.
         if vars.is_empty() && self.result.is_none() && literal_arm(e).is_some() {
             return self.branch_value(e, None);
@@ -90,8 +92,8 @@ impl Body {
             None => quote!(),
         };
         let arms = [&quote!(({ #then },)), &quote!(({ #otherwise },))];
-        let value = choose(e, &condition, &[String::new()], &vars, arms);
-        quote_spanned!(e.if_token.span()=> #value.0)
+        let (stale, value) = (self.stale(&whole), choose(e, &condition, &[String::new()], &vars, arms));
+        quote_spanned!(e.if_token.span()=> #stale #value.0)
     }
 
     /// The pattern of an arm, with its guard.
@@ -110,13 +112,43 @@ impl Body {
     /// Expands `match` to the value of its arms, which assign nothing.
     pub(super) fn match_value(&mut self, e: &ExprMatch, ty: Option<&Type>) -> TokenStream {
         let blocks: Vec<Block> = e.arms.iter().map(arm_block).collect();
-        if ty.is_none() && blocks.iter().any(adapts) {
+        if ty.is_none() && blocks.iter().any(|block| self.adapts(block)) {
             let (bodies, names, value) = self.values_of(&blocks.iter().collect::<Vec<_>>(), ty, e.match_token.span());
             let chosen = self.match_arms(e, &bodies, &names, &[]);
             return quote_spanned!(e.match_token.span()=> #chosen #value);
         }
         let bodies: Vec<TokenStream> = blocks.iter().map(|block| self.value_of(block, ty)).collect();
         self.match_alike(e, &bodies)
+    }
+
+    /// Whether the value of a block may take the type of another arm's: a number literal or a variable that is one, a tuple with one, or a bool, which may be known at
+    /// specialization in one arm only.
+    fn adapts(&self, block: &Block) -> bool {
+        let is_bool = |expr: &Expr| match expr {
+            Expr::Lit(lit) => matches!(lit.lit, syn::Lit::Bool(_)),
+            Expr::Unary(unary) => matches!(unary.op, syn::UnOp::Not(_)),
+            Expr::Binary(binary) => matches!(
+                binary.op,
+                BinOp::Eq(_)
+                    | BinOp::Ne(_)
+                    | BinOp::Lt(_)
+                    | BinOp::Le(_)
+                    | BinOp::Gt(_)
+                    | BinOp::Ge(_)
+                    | BinOp::And(_)
+                    | BinOp::Or(_)
+            ),
+            _ => false,
+        };
+        let is_number = |expr: &Expr| self.names.is_number(expr);
+        match block.stmts.last() {
+            Some(Stmt::Expr(Expr::Tuple(tuple), None)) => tuple.elems.iter().any(is_number),
+            Some(Stmt::Expr(last, None)) => {
+                let inner = || ends(last).is_some_and(|ends| ends.iter().any(|end| self.adapts(end)));
+                is_number(last) || is_bool(last) || inner()
+            }
+            _ => false,
+        }
     }
 
     /// Expands `match` to one whose arms all have one type.
@@ -273,34 +305,6 @@ fn ends(expr: &Expr) -> Option<Vec<Block>> {
         Expr::Match(e) => Some(e.arms.iter().map(arm_block).collect()),
         Expr::Block(e) => Some(vec![e.block.clone()]),
         _ => None,
-    }
-}
-
-/// Whether the value of a block may take the type of another arm's: a literal, a tuple with one, or a bool, which may be known at
-/// specialization in one arm only.
-fn adapts(block: &Block) -> bool {
-    let is_bool = |expr: &Expr| match expr {
-        Expr::Lit(lit) => matches!(lit.lit, syn::Lit::Bool(_)),
-        Expr::Unary(unary) => matches!(unary.op, syn::UnOp::Not(_)),
-        Expr::Binary(binary) => matches!(
-            binary.op,
-            BinOp::Eq(_)
-                | BinOp::Ne(_)
-                | BinOp::Lt(_)
-                | BinOp::Le(_)
-                | BinOp::Gt(_)
-                | BinOp::Ge(_)
-                | BinOp::And(_)
-                | BinOp::Or(_)
-        ),
-        _ => false,
-    };
-    match block.stmts.last() {
-        Some(Stmt::Expr(Expr::Tuple(tuple), None)) => tuple.elems.iter().any(|elem| literal::kind(elem).is_some()),
-        Some(Stmt::Expr(last, None)) => {
-            literal::kind(last).is_some() || is_bool(last) || ends(last).is_some_and(|ends| ends.iter().any(adapts))
-        }
-        _ => false,
     }
 }
 

@@ -49,6 +49,7 @@ impl Body {
             && path.qself.is_none()
             && path.path.leading_colon.is_none()
             && path.path.segments.len() == 1
+            && !self.names.functions.contains(&path.path.segments[0].ident)
             && let Some(f) = function(&path.path.segments[0].ident)
         {
             let segment = &path.path.segments[0];

@@ -4,7 +4,8 @@ use super::body::{Body, hygienic, is_statement_like};
 use super::branches::{arm_block, outer_names};
 use super::lang;
 use crate::parse::assigned::{
-    assigned_in, assigned_in_expr, assigned_in_loops, assigned_whole, bound_names, called_name, is_compound, pattern,
+    Place, assigned_in, assigned_in_expr, assigned_in_loops, assigned_places, bound_names, called_name, is_compound,
+    pattern, used_after_assignment,
 };
 use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -48,13 +49,29 @@ impl Body {
                 ),
             );
         }
-        let whole = assigned_whole(expr);
-        let result = Yield { vars: &vars, ends: &vars, value: value.is_some(), ty };
+        let places = self.places(expr);
+        // They are declared again, perhaps as run-time values.
+        for var in &vars {
+            self.names.numbers.remove(var);
+        }
+        self.control_of(expr, value, ty, &vars, &places)
+    }
+
+    fn control_of(
+        &mut self,
+        expr: &Expr,
+        value: Option<&Ident>,
+        ty: Option<&Type>,
+        vars: &[Ident],
+        places: &[Place],
+    ) -> TokenStream {
+        let result = Yield { vars, ends: vars, value: value.is_some(), ty };
         let bind = value.map(|v| quote!(#v,));
         match expr {
             Expr::If(e) => {
-                let call = self.branch(e, result);
-                redeclare(&bind, &vars, &whole, &call)
+                let (stale, call) = (self.stale(expr), self.branch(e, result));
+                let branch = redeclare(&bind, vars, places, &call);
+                quote!(#stale #branch)
             }
             Expr::Block(e) => {
                 if let Some(label) = &e.label {
@@ -63,21 +80,64 @@ impl Body {
                 let inner = self.yielding(&e.block, result);
                 let copies =
                     (!vars.is_empty()).then(|| quote!(#[allow(unused_variables)] let (#(mut #vars,)*) = (#(#vars,)*);));
-                redeclare(&bind, &vars, &whole, &quote!({ #copies #inner }))
+                let (stale, block) = (self.stale(expr), redeclare(&bind, vars, places, &quote!({ #copies #inner })));
+                quote!(#stale #block)
             }
             Expr::Match(e) => {
-                let arm_body = |arm| self.yielding(&arm_block(arm), Yield { ends: &outer_names(arm, &vars), ..result });
+                let arm_body = |arm: &syn::Arm| {
+                    self.scoped(|this| {
+                        this.names.declare_pattern(&arm.pat, &e.expr);
+                        this.yielding(&arm_block(arm), Yield { ends: &outer_names(arm, vars), ..result })
+                    })
+                };
                 let bodies: Vec<TokenStream> = e.arms.iter().map(arm_body).collect();
                 let chosen = match vars.is_empty() {
                     true => self.match_alike(e, &bodies),
-                    false => self.match_arms(e, &bodies, &result.names(), &vars),
+                    false => self.match_arms(e, &bodies, &result.names(), vars),
                 };
-                redeclare(&bind, &vars, &whole, &chosen)
+                let (stale, chosen) = (self.stale(expr), redeclare(&bind, vars, places, &chosen));
+                quote!(#stale #chosen)
             }
             Expr::ForLoop(e) => self.for_loop(e),
             Expr::While(e) => self.while_loop(e),
             other => self.expr(other),
         }
+    }
+
+    /// The places that an expression assigns, but for what references point to.
+    ///
+    /// Where the function assigns other members of a variable too, the place is the variable: it is declared again, so that rustc would
+    /// not see that those are assigned later.
+    fn places(&self, expr: &Expr) -> Vec<Place> {
+        let own = assigned_places(expr);
+        let mut places: Vec<Place> = Vec::new();
+        for place in own.iter().filter(|place| !self.names.references.contains(&place.var)) {
+            let others = self.places.iter().any(|other| other.var == place.var && !own.contains(other));
+            let place = match others {
+                true => {
+                    let var = &place.var;
+                    Place { expr: syn::parse_quote!(#var), ..place.clone() }
+                }
+                false => place.clone(),
+            };
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
+    }
+
+    /// Code that rustc refuses if a branch uses a closure after it assigned what the closure has captured: branches assign
+    /// variables of their own, so that the closure would see the old value.
+    pub(super) fn stale(&self, expr: &Expr) -> TokenStream {
+        let pairs = used_after_assignment(expr, &self.names.closures).into_iter();
+        let pairs = pairs.filter(|(place, _)| !self.names.references.contains(&place.var));
+        let use_after = |(place, closure): (Place, Ident)| {
+            let touch = touch(&place);
+            // What comes after it does not see the assignment.
+            quote_spanned!(closure.span()=> if false { #touch let _ = &#closure; ::core::unreachable!() })
+        };
+        pairs.map(use_after).collect()
     }
 
     /// Expands a control expression inside another expression. Its literals get the type `ty`, if one is given.
@@ -104,39 +164,36 @@ impl Body {
 
     /// Expands a block that assigns no outer variable: its statements and last expression.
     pub(super) fn value_of(&mut self, block: &Block, ty: Option<&Type>) -> TokenStream {
-        match block.stmts.split_last() {
+        self.scoped(|this| match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) if !has_no_value(last) => {
-                let before = self.statements(before);
+                let before = this.statements(before);
                 let last = match ty {
-                    Some(ty) => self.typed(last, ty),
-                    None => self.operand(last),
+                    Some(ty) => this.typed(last, ty),
+                    None => this.operand(last),
                 };
                 quote!(#before #last)
             }
-            _ => self.statements(&block.stmts),
-        }
+            _ => this.statements(&block.stmts),
+        })
     }
 
     /// Expands a block so that it ends with the tuple of yielded values. It has variables of its own for those that it assigns, so that
     /// branches do not see each other's assignments.
     pub(super) fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
         let vars = result.ends;
-        if !result.value {
-            let (inner, ends) = self.unit_statements(&block.stmts, vars);
-            return quote!(#inner (#(#ends,)*));
-        }
         let value = hygienic("inner");
-        match block.stmts.split_last() {
-            Some((Stmt::Expr(last, None), before)) if !has_no_value(last) => {
-                let (before, ends) = self.unit_statements(before, vars);
-                let bind = self.bind(quote!(#value), result.ty, last, super::body::Literals::Adapt);
+        self.scoped(|this| match block.stmts.split_last() {
+            Some((Stmt::Expr(last, None), before)) if result.value && !has_no_value(last) => {
+                let (before, ends) = this.unit_statements(before, vars);
+                let bind = this.bind(quote!(#value), result.ty, last, super::body::Literals::Adapt);
                 quote!(#before #bind (#value, #(#ends,)*))
             }
             _ => {
-                let (inner, ends) = self.unit_statements(&block.stmts, vars);
-                quote!(#inner ((), #(#ends,)*))
+                let (inner, ends) = this.unit_statements(&block.stmts, vars);
+                let unit = result.value.then(|| quote!((),));
+                quote!(#inner (#unit #(#ends,)*))
             }
-        }
+        })
     }
 
     /// Expands the statements of a block whose last expression has no value, or an unused one, and gives what holds the outer
@@ -166,6 +223,7 @@ impl Body {
             // The value may still read and assign the outer variable.
             let value = hygienic("shadowing");
             tokens.extend(self.local(local, &value.to_token_stream()));
+            self.names.declare(local);
             for i in shadowed {
                 let outer = hygienic(&format!("outer_{i}"));
                 let var = std::mem::replace(&mut ends[i], outer.clone());
@@ -194,7 +252,7 @@ impl Body {
             other => return self.reject(other.span(), "a loop index must be a single name, or `_`"),
         };
         let mut vars = assigned_in([&e.body]);
-        let whole = assigned_whole(&Expr::ForLoop(e.clone()));
+        let places = self.places(&Expr::ForLoop(e.clone()));
         let own = bound_names(&e.pat);
         vars.retain(|v| !own.contains(v));
         if vars.len() > MAX_CARRIED {
@@ -207,11 +265,11 @@ impl Body {
         match called_name(&e.expr).as_deref() {
             Some("range") => {
                 let range = self.expr(&e.expr);
-                let (inner, ends) = self.unit_statements(&e.body.stmts, &vars);
+                let (inner, ends) = self.scoped(|this| this.unit_statements(&e.body.stmts, &vars));
                 let names = vars.iter().map(Ident::to_string);
                 let span = e.for_token.span();
                 let lang = lang(span);
-                let (touched, bounds) = (touched(&vars, &whole), hygienic("bounds"));
+                let (touched, bounds) = (touched(&vars, &places), hygienic("bounds"));
                 let call = quote_spanned! {span=> {
                     let #bounds = #range;
                     #touched
@@ -220,11 +278,11 @@ impl Body {
                         |#pat, (#(mut #vars,)*)| { #inner (#(#ends,)*) },
                     )
                 }};
-                redeclare(&None, &vars, &whole, &call)
+                redeclare(&None, &vars, &places, &call)
             }
             Some("static_range") => {
                 let range = self.expr(&e.expr);
-                let (inner, ends) = self.unit_statements(&e.body.stmts, &vars);
+                let (inner, ends) = self.scoped(|this| this.unit_statements(&e.body.stmts, &vars));
                 if vars.is_empty() {
                     return quote!(for #pat in #range { #inner });
                 }
@@ -235,7 +293,7 @@ impl Body {
                     .iter()
                     .zip(types.iter().zip(&ends))
                     .map(|(var, (ty, end))| quote_spanned!(var.span()=> #lang::operand::assigned(#ty, #end)));
-                let (touched, bounds) = (touched(&vars, &whole), hygienic("bounds"));
+                let (touched, bounds) = (touched(&vars, &places), hygienic("bounds"));
                 quote! {
                     let #bounds = #range;
                     #touched
@@ -272,12 +330,12 @@ impl Body {
             return self.reject(e.while_token.span(), message);
         }
         let condition = self.condition(&e.cond);
-        let (inner, ends) = self.unit_statements(&e.body.stmts, &vars);
+        let (inner, ends) = self.scoped(|this| this.unit_statements(&e.body.stmts, &vars));
         let names = vars.iter().map(Ident::to_string);
         let span = e.while_token.span();
         let lang = lang(span);
-        let whole = assigned_whole(&Expr::While(e.clone()));
-        let touched = touched(&vars, &whole);
+        let places = self.places(&Expr::While(e.clone()));
+        let touched = touched(&vars, &places);
         let call = quote_spanned! {span=> {
             #touched
             #lang::control::while_loop(
@@ -286,7 +344,7 @@ impl Body {
                 |(#(mut #vars,)*)| { #inner (#(#ends,)*) },
             )
         }};
-        redeclare(&None, &vars, &whole, &call)
+        redeclare(&None, &vars, &places, &call)
     }
 }
 
@@ -300,20 +358,21 @@ fn run_time_values(in_loops: &[Ident], vars: &[Ident]) -> TokenStream {
     quote!(#(#vars)*)
 }
 
-/// Assigns those variables to themselves that are assigned as a whole, so that rustc sees it: a closure that has captured one of
-/// them would still see its old value.
-fn touched(vars: &[Ident], whole: &[Ident]) -> TokenStream {
-    let touch = |var: &Ident| {
-        let lang = lang(var.span());
-        quote_spanned!(var.span()=> #var = #lang::control::same(#var);)
-    };
-    vars.iter().filter(|var| whole.contains(var)).map(touch).collect()
+/// Assigns a place to itself, so that rustc sees that it is assigned: a closure that has captured it would still see its old value.
+fn touch(Place { var, expr }: &Place) -> TokenStream {
+    let lang = lang(var.span());
+    quote_spanned!(var.span()=> #expr = #lang::control::same(#expr);)
+}
+
+/// Those of the places that are of these variables, [assigned to themselves](touch).
+fn touched(vars: &[Ident], places: &[Place]) -> TokenStream {
+    places.iter().filter(|place| vars.contains(&place.var)).map(touch).collect()
 }
 
 /// Declares the assigned variables again, with their new values, after the value that `bind` names. They may not be used again,
 /// which is no reason for a warning.
-fn redeclare(bind: &Option<TokenStream>, vars: &[Ident], whole: &[Ident], values: &TokenStream) -> TokenStream {
-    let (results, touched) = (hygienic("results"), touched(vars, whole));
+fn redeclare(bind: &Option<TokenStream>, vars: &[Ident], places: &[Place], values: &TokenStream) -> TokenStream {
+    let (results, touched) = (hygienic("results"), touched(vars, places));
     quote! {
         let #results = #values;
         #touched

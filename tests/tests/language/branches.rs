@@ -462,6 +462,118 @@ fn shadows(out: Out<f32>, n: i32, #[constexpr] mode: usize) {
     }
 }
 
+/// Closures that a branch uses before it assigns what they captured, or that captured something else, and arms that are
+/// variables.
+#[kernel]
+fn closures_in_arms(out: Out<i32>, n: i32, #[constexpr] mode: usize) {
+    let (seven, other) = (7, n);
+    let mut pair = (n, n);
+    let of_other = |x: Scalar<i32>| x + other + pair.0;
+    let mut offset = scalar::<i32>(1);
+    let moved = |x: Scalar<i32>| x + offset;
+    let twice = |x: Scalar<i32>| moved(x) * 2;
+    let first = match mode {
+        0 => seven,
+        _ => n,
+    };
+    let (second, third) = match mode {
+        0 => (seven, n),
+        _ => (n, seven),
+    };
+    if n > 2 {
+        store(out, twice(n));
+        if n > 3 {
+            offset = n;
+        } else {
+            store(out, moved(n));
+        }
+        pair.1 = n;
+        let moved = |x: Scalar<i32>| x * offset + of_other(x) - other - x - pair.1;
+        store(out + 1, moved(n));
+        let sum = reduce(arange(0, 4), axis = 0, |a, b| a + b).scalar();
+        offset += sum - 6;
+    }
+    store(out + 2, offset);
+    if n > 7 {
+        offset = sum(arange(0, 4));
+        store(out, offset + sum(arange(0, 4)));
+    }
+    store(out + 3, first + second * 10 + third * 100);
+}
+
+#[test]
+fn closures_in_arms_see_what_they_captured() {
+    for (mode, n) in [(0, 2), (0, 3), (1, 4)] {
+        let got = run(&CLOSURES_IN_ARMS, &consts(&[("mode", mode)]), &[Arg::OutI32(4), Arg::Int(n)], 1).i32(0);
+        let stored = [[0, 0, 1], [4, 3, 1], [10, 16, 4]][n as usize - 2];
+        let (first, third) = if mode == 0 { (7, n as i32) } else { (n as i32, 7) };
+        assert_eq!(got[..3], stored, "n = {n}");
+        assert_eq!(got[3], first + 10 * first + 100 * third);
+    }
+}
+
+#[device_fn]
+fn three_or(a: Scalar<i32>, mode: usize) -> Scalar<i32> {
+    let three = 3;
+    match mode {
+        0 => three,
+        1 => -three,
+        _ => a,
+    }
+}
+
+#[device_fn]
+fn apply(minimum: fn(Scalar<i32>, Scalar<i32>) -> Scalar<i32>, a: Scalar<i32>) -> Scalar<i32> {
+    minimum(a, a)
+}
+
+#[device_fn]
+fn product(a: Scalar<i32>, b: Scalar<i32>) -> Scalar<i32> {
+    a * b
+}
+
+/// Variables of blocks that have ended, results of closures, closures with names of functions, and other members of a variable.
+#[kernel]
+fn names_in_scope(out: Out<i32>, n: i32, #[constexpr] mode: usize) {
+    let mut total = n;
+    let mut last = scalar::<i32>(0);
+    let more = |x: Scalar<i32>| total + x;
+    if n > 2 {
+        let value = {
+            let double = total * 2;
+            double + 1
+        };
+        let kept = more(n);
+        let shadow = |more: Scalar<i32>| more * 2;
+        total = value;
+        last = kept + shadow(kept);
+    }
+    let minimum = |x: Scalar<i32>, y: Scalar<i32>| x * 10 + y;
+    let two = 2;
+    let four: usize = 4;
+    let width: usize = match mode {
+        0 => two,
+        1 => four,
+        _ => 4,
+    };
+    store(out, total);
+    store(out + 1, last);
+    store(out + 2, minimum(n, total - total));
+    store(out + 3, three_or(n, mode) + apply(product, n));
+    store(out + 4, sum(arange(0, width)));
+}
+
+#[test]
+fn names_mean_what_they_mean_in_rust() {
+    for (mode, n) in [(0, 2), (1, 3), (2, 4)] {
+        let got = run(&NAMES_IN_SCOPE, &consts(&[("mode", mode)]), &[Arg::OutI32(5), Arg::Int(n)], 1).i32(0);
+        let n = n as i32;
+        let [total, last] = if n > 2 { [2 * n + 1, 6 * n] } else { [n, 0] };
+        let chosen = [3, -3, n][mode as usize] + n * n;
+        assert_eq!(got, [total, last, 10 * n, chosen, if mode == 0 { 1 } else { 6 }], "mode {mode}");
+    }
+}
+
 /// A `match` at the end whose arms are assignments.
 #[kernel]
 fn assigning_tail(out: Out<f32>, n: i32, #[constexpr] mode: usize) {

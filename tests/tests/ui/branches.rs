@@ -90,6 +90,94 @@ fn stale_closures(x: In<f32>, out: Out<f32>, n: i32) {
     store(out, scaled(2.0) + sum);
 }
 
+#[kernel]
+fn stale_closures_in_branches(x: In<i32>, out: Out<i32>, n: i32, #[constexpr] mode: usize) {
+    let mut total = load(x);
+    let more = |x: Scalar<i32>| total + x;
+    let twice = |x: Scalar<i32>| more(x) * 2;
+    if n > 0 {
+        if n > 1 {
+            total = load(x + 1);
+        } else {
+            store(out, more(n));
+        }
+        store(out, twice(n));
+    }
+    let mut product = load(x);
+    let scaled = |x: Scalar<i32>| product * x;
+    match mode {
+        0 => store(out, scaled(n)),
+        _ => {
+            for i in range(0, n) {
+                store(out, scaled(i));
+                product = load(x + i);
+            }
+        }
+    }
+}
+
+#[kernel]
+fn stale_through_other_closures(x: In<i32>, out: Out<i32>, n: i32) {
+    let mut pair = (load(x), load(x + 1));
+    let more = |x: Scalar<i32>| pair.1 + x;
+    if n > 0 {
+        let twice = |x: Scalar<i32>| more(x) * 2;
+        pair.1 = n;
+        store(out, twice(n));
+    }
+}
+
+#[kernel]
+fn stale_members(x: In<i32>, out: Out<i32>, n: i32) {
+    let mut pair = (load(x), load(x + 1));
+    let more = |x: Scalar<i32>| pair.1 + x;
+    if n > 0 {
+        pair.1 = load(x + 2);
+    }
+    store(out, more(n));
+}
+
+#[kernel]
+fn stale_after_another_member(x: In<i32>, out: Out<i32>, n: i32) {
+    let mut pair = (load(x), load(x + 1));
+    let more = |x: Scalar<i32>| pair.1 + x;
+    if n > 0 {
+        pair.0 = load(x + 2);
+    }
+    pair.1 = load(x + 3);
+    store(out, more(n));
+}
+
+#[kernel]
+fn stale_by_other_names(x: In<i32>, out: Out<i32>, n: i32) {
+    let mut total = load(x);
+    let more = |x: Scalar<i32>| total + x;
+    if n > 0 {
+        match more {
+            again => {
+                let other = again;
+                {
+                    let other = n;
+                    store(out, other);
+                }
+                total = n;
+                store(out, other(n));
+            }
+        }
+    }
+}
+
+#[device_fn]
+fn stale_local(total: &mut [Scalar<i32>; 2], a: Scalar<i32>) -> Scalar<i32> {
+    total[0] = a;
+    let mut total = a;
+    let more = |x: Scalar<i32>| total + x;
+    if a > 2 {
+        total = a * 100;
+    }
+    more(a)
+}
+
 #[device_fn]
 fn dropped_value(a: Scalar<i32>, flag: bool) -> Scalar<i32> {
     if flag {
