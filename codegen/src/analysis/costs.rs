@@ -325,7 +325,7 @@ impl Model<'_> {
         let rows = self.func.ty(acc).numel() as f64 / whole(shape.last()) / f64::from(self.executors.groups);
         let k = k_end.map_or(whole(self.func.ty(a).shape().last()), f64::from);
         let in_shared = |v: Value| matches!(self.func.ty(v), Type::Shared { .. });
-        // Each 64 rows read b; a is read once.
+        // As `wgmma` reads them: each 64 rows read b, and a is read once.
         let a_bytes = if in_shared(a) { rows * k * self.elem_bytes(a) } else { 0.0 };
         let b_bytes = if in_shared(b) { (rows / 64.0).max(1.0) * k * n * self.elem_bytes(b) } else { 0.0 };
         (rows * n * k, a_bytes + b_bytes)

@@ -168,19 +168,41 @@ impl Instruction {
     /// Distributes a dot over `num_warps` warps. `None` if m, k or `num_warps` is not a multiple of the m, k or number
     /// of warps of the instruction, or if n is too small.
     ///
-    /// Warps lie along M as far as the rows of the instruction permit. So a row of the result (and with it a row-wise
-    /// softmax, and the next dot of a chain) stays in one warp.
-    pub fn plan(&'static self, shape: MmaShape, num_warps: u32) -> Option<Plan> {
-        let MmaShape { m, n, k } = shape;
-        let whole = m.is_multiple_of(self.m) && k.is_multiple_of(self.k) && num_warps.is_multiple_of(self.warps);
-        if !whole || n < self.n[0] {
+    /// Warpgroups lie along M as far as the rows of the instruction permit, and so do warps that do not share rows: a row of
+    /// the result (and with it a row-wise softmax, and the next dot of a chain) then stays in one warp. With `shared_rows`,
+    /// the number of columns of b that are not known to be zero, warps compute parts for which they execute the fewest
+    /// instructions, then load the fewest rows of a and columns of b (those that are as square as can be), then have the
+    /// fewest rows.
+    pub fn plan(&'static self, shape: MmaShape, num_warps: u32, shared_rows: Option<u32>) -> Option<Plan> {
+        if !num_warps.is_multiple_of(self.warps) {
             return None;
         }
         let units = num_warps / self.warps;
-        let along_m = units.min(m / self.m);
-        let warps = [self.warps * along_m, units / along_m];
+        let most = units.min(shape.m / self.m).max(1);
+        let along_m = match (self.family, shared_rows) {
+            (Family::MmaSync, Some(columns)) => {
+                let cost = |&along_m: &u32| {
+                    let (rows, steps) = (shape.m / along_m, columns.div_ceil(units / along_m * self.n[0]));
+                    (rows * steps, rows + steps * self.n[0])
+                };
+                let counts = std::iter::successors(Some(most), |count| (*count > 1).then_some(count / 2));
+                counts.min_by_key(cost).unwrap_or(most)
+            }
+            _ => most,
+        };
+        self.on_warps(shape, [self.warps * along_m, units / along_m])
+    }
+
+    /// A dot with these warps along M and N; `None` if the instruction cannot compute it so.
+    pub fn on_warps(&'static self, shape: MmaShape, warps: [u32; 2]) -> Option<Plan> {
+        let MmaShape { m, n, k } = shape;
+        let whole = m.is_multiple_of(self.m) && k.is_multiple_of(self.k) && warps[0].is_multiple_of(self.warps);
+        if !whole || n < self.n[0] || warps[0] / self.warps > m / self.m {
+            return None;
+        }
         let mut columns = (n / warps[1]).min(self.n[1]);
-        while columns > self.n[0] && self.min_registers(columns, true) > registers::available(32 * num_warps) {
+        while columns > self.n[0] && self.min_registers(columns, true) > registers::available(32 * warps[0] * warps[1])
+        {
             columns /= 2;
         }
         // If there are more `mma.sync` warps than columns, the rest compute replicas; warpgroups do not replicate.
@@ -213,6 +235,8 @@ pub struct DotShape {
     /// Maximum number of products that the accumulators of tensor cores may sum, where these are less precise than f32:
     /// for 8-bit floats.
     pub max_imprecise: Option<u32>,
+    /// If warps may share rows of the result: how many columns of b are not known to be zero.
+    pub shared_rows: Option<u32>,
 }
 
 impl DotShape {
@@ -235,12 +259,13 @@ pub struct Plan {
 /// The instruction for a dot: `wgmma` if possible (for f32 operands only with the option `wgmma_f32`), else `mma.sync`, of the
 /// operands as they are, else [`widened`]. `None` if no MMA instruction applies and the dot is computed by FMA.
 pub fn plan(dot: DotShape, arch: GpuArch, options: &CompileOptions) -> Option<Plan> {
-    let DotShape { m, n, k, operands, acc, precision, .. } = dot;
+    let DotShape { m, n, k, operands, acc, precision, shared_rows, .. } = dot;
     let f32 = operands[0] == DType::F32;
     let find = |family, operands| {
         let row = Instruction::find(family, operands, acc)?;
         let supported = arch >= row.min_arch && options.ptx_version >= row.min_ptx();
-        supported.then(|| row.plan(MmaShape { m: m as u32, n: n as u32, k: k as u32 }, options.num_warps))?
+        let shape = MmaShape { m: m as u32, n: n as u32, k: k as u32 };
+        supported.then(|| row.plan(shape, options.num_warps, shared_rows))?
     };
     if f32 && precision == Precision::Ieee {
         return None;
@@ -321,6 +346,25 @@ mod tests {
         }
     }
 
+    /// Warps get square parts where they may share rows, unless padding makes that more instructions.
+    #[test]
+    fn warps_of_mma_sync_load_the_fewest_operands() {
+        let of = |[m, n]: [u32; 2], num_warps, shared_rows| {
+            let instruction = Instruction::find(Family::MmaSync, [DType::BF16; 2], DType::F32).unwrap();
+            instruction.plan(MmaShape { m, n, k: 64 }, num_warps, shared_rows).unwrap().warps
+        };
+        assert_eq!(of([128, 128], 8, None), [8, 1]);
+        assert_eq!(of([128, 128], 8, Some(128)), [4, 2]);
+        assert_eq!(of([128, 256], 8, Some(256)), [2, 4]);
+        assert_eq!(of([64, 64], 4, Some(64)), [2, 2]);
+        // Three steps of 8 columns cannot be halved.
+        assert_eq!(of([64, 64], 4, Some(24)), [4, 1]);
+        assert_eq!(of([16, 64], 4, Some(64)), [1, 4]);
+        // Wgmma keeps whole rows.
+        let wgmma = Instruction::find(Family::Wgmma, [DType::BF16; 2], DType::F32).unwrap();
+        assert_eq!(wgmma.plan(MmaShape { m: 128, n: 128, k: 64 }, 8, Some(128)).unwrap().warps, [8, 1]);
+    }
+
     /// Every shape with a plan has layouts, and the plan uses all warps.
     #[test]
     fn plans_have_layouts() {
@@ -328,8 +372,11 @@ mod tests {
         for instruction in TABLE {
             for (m, n, k) in extents.iter().flat_map(|&m| extents.iter().flat_map(move |&n| extents.map(|k| (m, n, k))))
             {
-                for num_warps in [1, 2, 4, 8, 16, 32] {
-                    let Some(plan) = instruction.plan(MmaShape { m, n, k }, num_warps) else { continue };
+                let rows = [None, Some(n), Some(n / 2 + 1)];
+                for (num_warps, rows) in
+                    [1, 2, 4, 8, 16, 32].into_iter().flat_map(|warps| rows.map(|rows| (warps, rows)))
+                {
+                    let Some(plan) = instruction.plan(MmaShape { m, n, k }, num_warps, rows) else { continue };
                     assert_eq!(plan.warps[0] * plan.warps[1], num_warps);
                     assert!(plan.n.is_power_of_two() && instruction.columns().any(|n| n == plan.n));
                     assert!(plan.acc_layout(&[m, n]).is_distributed());

@@ -120,15 +120,23 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
         });
     };
     let (m, [k, n]) = (cx.operand(0).shape()[0], [0, 1].map(|axis| cx.operand(1).shape()[axis]));
-    let plan = instruction.plan(MmaShape { m: m as u32, n: n as u32, k: k as u32 }, warps[0] * warps[1]);
-    require(plan.is_some_and(|plan| plan.warps == *warps), Rule::OperandTypes, || {
+    let shape = MmaShape { m: m as u32, n: n as u32, k: k as u32 };
+    let plan = instruction.on_warps(shape, [warps[0], warps[1]]);
+    require(plan.is_some(), Rule::OperandTypes, || {
         let mnemonic = instruction.mnemonic(instruction.n[0]);
-        let expected = match plan {
-            Some(plan) => format!("expected {:?}", plan.warps),
+        let expected = match instruction.plan(shape, warps[0] * warps[1], None) {
+            Some(plan) => format!("expected, for example, {:?}", plan.warps),
             None => "the instruction's shape or warps do not divide the dot".into(),
         };
         format!("{mnemonic} cannot compute [{m}, {k}] × [{k}, {n}] with {warps:?} warps along M and N: {expected}")
     })?;
+    // The lowering takes the registers of the accumulator in the order of this layout.
+    if let (Family::MmaSync, Some(plan), Type::Tensor { layout: Some(layout), .. }) = (family, plan, cx.operand(2)) {
+        let (expected, layout) = (plan.acc_layout(&[m as u32, n as u32]), cx.func.layout(*layout));
+        require(*layout == expected, Rule::OperandTypes, || {
+            format!("with {warps:?} warps, the accumulator should have the layout {expected}, found {layout}")
+        })?;
+    }
     if family == Family::Wgmma {
         for (i, k_axis) in [(0, 1), (1, 0)] {
             let Type::Shared { layout, .. } = cx.operand(i) else {

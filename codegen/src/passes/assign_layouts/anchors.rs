@@ -7,11 +7,13 @@
 use super::dot::{DotPlan, plan_dot};
 use crate::analysis::access_layout::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
 use crate::analysis::axis::AxisAnalysis;
+use crate::analysis::padding::zero_from;
 use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, UnaryOp, Value};
 use crate::layout::LinearLayout;
 use crate::mma::DotShape;
 use crate::schedule::partitions::is_requested;
 use crate::target::{CompileOptions, GpuArch};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 /// A layout and its priority.
@@ -47,6 +49,9 @@ pub struct Assignments<'f> {
     uses: Vec<Vec<(OpId, usize)>>,
     /// By value number.
     reached: Vec<Reached>,
+    /// By shape of the result: the most columns of a second operand that are not known to be zero. `None` if each row of the
+    /// dots shall be in one warp.
+    shared_rows: Option<HashMap<Vec<usize>, usize>>,
 }
 
 impl<'f> Assignments<'f> {
@@ -60,11 +65,12 @@ impl<'f> Assignments<'f> {
         let axis = AxisAnalysis::new(func);
         let num_warps = options.num_warps;
         let reached = Reached::of_values(func, &uses);
+        let shared_rows = (!uses_rows_of_dots(func, &uses)).then(|| columns_of_dots(func, &axis));
         let assignments = vec![None; func.num_values()];
         let tma = options.schedule.tma.unwrap_or(is_requested(func, options));
         let loads_by_tma = arch >= GpuArch::Sm90a && tma;
         let mut assignments =
-            Assignments { func, axis, arch, num_warps, loads_by_tma, options, assignments, uses, reached };
+            Assignments { func, axis, arch, num_warps, loads_by_tma, options, assignments, uses, reached, shared_rows };
         assignments.block(func.body);
         assignments.load_in_place();
         assignments
@@ -117,6 +123,7 @@ impl<'f> Assignments<'f> {
             acc: acc.dtype().unwrap_or(DType::F32),
             precision,
             max_imprecise,
+            shared_rows: self.shared_rows.as_ref().map(|columns| columns[acc.shape()] as u32),
         };
         let plan = plan_dot(shape, self.arch, self.options);
         (shape, plan)
@@ -492,6 +499,57 @@ impl Reached {
         }
         found
     }
+}
+
+/// By shape of the result, the most columns of the second operands of dots that are not known to be zero: dots of one shape, whose
+/// results may be added, are distributed alike.
+fn columns_of_dots(func: &Func, axis: &AxisAnalysis) -> HashMap<Vec<usize>, usize> {
+    let mut columns = HashMap::new();
+    for id in func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. })) {
+        let (b, shape) = (func.op(id).operands[1], func.ty(func.result(id)).shape());
+        let used = zero_from(func, axis, b, 1).unwrap_or(shape[1]);
+        columns.entry(shape.to_vec()).and_modify(|most: &mut usize| *most = used.max(*most)).or_insert(used);
+    }
+    columns
+}
+
+/// Whether the result of a dot, or what is computed from its elements, is used in another way than element by element, such as
+/// by a reduction or as the operand of another dot, or is an operand of a `while` loop, which is not followed. `uses` lists the
+/// uses of each value.
+fn uses_rows_of_dots(func: &Func, uses: &[Vec<(OpId, usize)>]) -> bool {
+    let dots = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. }));
+    let mut values: Vec<Value> = dots.map(|id| func.result(id)).collect();
+    let mut seen = HashSet::new();
+    while let Some(v) = values.pop() {
+        if !seen.insert(v) {
+            continue;
+        }
+        for &(id, index) in &uses[v.0 as usize] {
+            let data = func.op(id);
+            match &data.op {
+                Op::Dot { .. } if index == 2 => {}
+                op if is_elementwise(op) => values.extend(&data.results),
+                Op::Hint { .. } | Op::InlineAsm { .. } => values.extend(&data.results),
+                Op::For { .. } if index >= 3 => {
+                    values.push(data.results[index - 3]);
+                    values.push(func.block(data.regions[0]).params[index - 2]);
+                }
+                Op::Yield => {
+                    let Some(parent) = func.parent_op(id).map(|id| func.op(id)) else { return true };
+                    match parent.op {
+                        Op::For { .. } => values.push(func.block(parent.regions[0]).params[index + 1]),
+                        Op::If => {}
+                        _ => return true,
+                    }
+                    values.push(parent.results[index]);
+                }
+                Op::Store { .. } | Op::StoreView { .. } | Op::AtomicView { .. } | Op::AtomicRmw { .. } => {}
+                Op::DevicePrint { .. } | Op::DeviceAssert { .. } => {}
+                _ => return true,
+            }
+        }
+    }
+    false
 }
 
 /// Whether each element of the result depends only on the same element of the operands.
