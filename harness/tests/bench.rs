@@ -68,7 +68,7 @@ fn kernels_are_compared_with_a_copy() {
     let (out, rows) = rows("kernels", &arguments);
     assert_timed(&rows);
     let matmuls = ["matmul", "matmul", "matmul", "matmul_swiglu"].repeat(2);
-    assert_eq!(kernels(&rows), [["softmax", "softmax_bwd"].repeat(2), matmuls].concat());
+    assert_eq!(kernels(&rows), [["softmax", "softmax_bwd"].repeat(2), matmuls, vec!["matmul"]].concat());
     assert_eq!((&rows[4]["case"], &rows[5]["case"]), (&Value::Null, &Value::from("bias relu")));
     assert!(rows[0]["gbps"].is_f64() && rows[0]["fraction"].is_f64() && rows[4]["tflops"].is_f64());
     assert!(out.contains("of copy bandwidth"), "{out}");
@@ -78,8 +78,8 @@ fn kernels_are_compared_with_a_copy() {
 fn every_kernel_over_rows_is_checked_and_timed() {
     let (_, rows) = rows("all", &["kernels", "--rows", "40", "--d", "64", "--sizes", "16"]);
     assert_timed(&rows);
-    // Twenty-five kernels, three matmul variants and one with SwiGLU in two types, and three 8-bit matmuls.
-    assert_eq!(rows.len(), 2 * 29 + 3);
+    // Twenty-five kernels, three matmul variants and one with SwiGLU in two types, a matmul in f64, and three 8-bit matmuls.
+    assert_eq!(rows.len(), 2 * 29 + 1 + 3);
     assert!(rows.iter().all(|row| row["error"].is_f64()), "{rows:?}");
     let (_, one) = self::rows("one", &["rms_norm_bwd", "--rows", "33", "--d", "50"]);
     assert_eq!(kernels(&one), ["rms_norm_bwd"; 2]);

@@ -10,7 +10,7 @@
 //! On Hopper a product of few rows is computed as cᵀ = bᵀ·aᵀ: tiles of `wgmma` have at least 64 rows, but may have 8 columns.
 
 use crate::activation::{Activation, activate};
-use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
+use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, Constexpr};
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
@@ -44,7 +44,7 @@ constexpr_enum! {
     }
 }
 
-/// c = activation(a·b + bias) + addend, accumulated in f32.
+/// c = activation(a·b + bias) + addend. Products of f64 are summed in f64, others in f32; the activation is in f32.
 ///
 /// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
 /// column-major: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the
@@ -96,7 +96,15 @@ constexpr_enum! {
         Config(m_tile = 128, n_tile = 64, k_tile = 16, num_warps = 8, num_stages = 3),
         Config(m_tile = 32, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
         Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
+        Config(m_tile = 128, n_tile = 128, k_tile = [32, 64], num_warps = 4, num_stages = 3),
+        Config(m_tile = 128, n_tile = 256, k_tile = 32, num_warps = 8, num_stages = 2),
+        Config(m_tile = 64, n_tile = 128, k_tile = 32, num_warps = 4, num_stages = 3),
+        Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = 3, warp_specialize = true),
+        Config(m_tile = 64, n_tile = [64, 128], k_tile = 16, num_warps = 4, num_stages = 4, warp_specialize = true),
+        Config(m_tile = 64, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 4, warp_specialize = true),
+        Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 4, warp_specialize = true),
     ],
+    keep = keep,
     key = [a_col_major, b_col_major, precision, m, n, k, cut = cut([m, n, k], programs, Memory::of([T::dtype(), C::dtype()], addend, b_col_major))],
     default = default_config,
 )]
@@ -149,7 +157,7 @@ pub fn matmul<T: Float, C: Float>(
             order = order(b_col_major),
         );
         let c_block = c.block([i * m_tile, j * n_tile], [m_tile, n_tile]);
-        let mut acc = zeros::<f32>([m_tile, n_tile]);
+        let mut acc = zeros::<T::Compute>([m_tile, n_tile]);
         for _ in range(0, cdiv(k, k_tile)) {
             let at = load(a_block, boundary_check = [0, 1], padding = zero);
             let bt = load(b_block, boundary_check = [0, 1], padding = zero);
@@ -160,18 +168,27 @@ pub fn matmul<T: Float, C: Float>(
         if bias_along == Bias::Columns {
             let columns = j * n_tile + arange(0, n_tile);
             let bias_tile = load(bias + columns.to::<i64>() * bias_stride, mask = columns < n, other = 0.0);
-            acc = acc + bias_tile.to::<f32>().expand_dims(0);
+            acc = acc + bias_tile.to::<T::Compute>().expand_dims(0);
         }
         if bias_along == Bias::Rows {
             let rows = i * m_tile + arange(0, m_tile);
             let bias_tile = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
-            acc = acc + bias_tile.to::<f32>().expand_dims(1);
+            acc = acc + bias_tile.to::<T::Compute>().expand_dims(1);
         }
-        acc = activate(acc, activation);
+        if activation != Activation::None {
+            acc = activate(acc.to::<f32>(), activation).to::<T::Compute>();
+        }
+        // The sum with another matrix, in the wider type.
+        let plus = |added: Tile<C>| {
+            if is_f64::<T>() {
+                (acc + added.to::<T::Compute>()).to::<C>()
+            } else {
+                (acc.to::<C::Compute>() + added.to::<C::Compute>()).to::<C>()
+            }
+        };
         if addend == Addend::Itself {
-            acc = acc + load(c_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        }
-        if addend == Addend::Other {
+            store(c_block, plus(load(c_block, boundary_check = [0, 1], padding = zero)), boundary_check = [0, 1]);
+        } else if addend == Addend::Other {
             let other_block = make_block_ptr(
                 other,
                 shape = [m, n],
@@ -180,9 +197,8 @@ pub fn matmul<T: Float, C: Float>(
                 block_shape = [m_tile, n_tile],
                 order = [1, 0],
             );
-            acc = acc + load(other_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        }
-        if addend == Addend::Atomic {
+            store(c_block, plus(load(other_block, boundary_check = [0, 1], padding = zero)), boundary_check = [0, 1]);
+        } else if addend == Addend::Atomic {
             atomic_add(c_block, acc.to::<C>(), boundary_check = [0, 1]);
         } else {
             store(c_block, acc.to::<C>(), boundary_check = [0, 1]);
@@ -195,6 +211,11 @@ pub fn matmul<T: Float, C: Float>(
     } else {
         compute(program_id(0));
     }
+}
+
+/// Whether a type is f64.
+fn is_f64<T: Dtype>() -> bool {
+    T::dtype() == DType::F64
 }
 
 /// Whether the first dimension of a matrix is the contiguous one.
@@ -210,6 +231,7 @@ pub(crate) fn order(col_major: bool) -> [usize; 2] {
 /// Options of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
+    /// Computed in f32.
     pub activation: Activation,
     /// Precision of the multiplication of f32 operands: IEEE by default.
     pub precision: Precision,
@@ -228,7 +250,7 @@ impl Default for Options {
 ///
 /// # Errors
 /// Shapes that do not match; tensors on another device; launch errors.
-pub fn multiply<T: FloatElement, C: FloatElement>(
+pub fn multiply<T: Float + Element, C: Float + Element>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
@@ -242,7 +264,7 @@ pub fn multiply<T: FloatElement, C: FloatElement>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub fn accumulate<T: FloatElement, C: FloatElement>(
+pub fn accumulate<T: Float + Element, C: Float + Element>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
@@ -256,7 +278,7 @@ pub fn accumulate<T: FloatElement, C: FloatElement>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub fn multiply_add<T: FloatElement, C: FloatElement>(
+pub fn multiply_add<T: Float + Element, C: Float + Element>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
@@ -272,7 +294,7 @@ pub fn multiply_add<T: FloatElement, C: FloatElement>(
 ///
 /// # Errors
 /// As [`multiply`].
-pub fn multiply_add_bias<T: FloatElement, C: FloatElement>(
+pub fn multiply_add_bias<T: Float + Element, C: Float + Element>(
     device: &Device,
     a: Tensor<'_, T, 2>,
     b: Tensor<'_, T, 2>,
@@ -285,13 +307,13 @@ pub fn multiply_add_bias<T: FloatElement, C: FloatElement>(
 }
 
 /// The matrix that is added after the activation, with its tensor.
-enum AddendTensor<'a, C: FloatElement> {
+enum AddendTensor<'a, C: Float + Element> {
     Nothing,
     Itself,
     Other(Tensor<'a, C, 2>),
 }
 
-fn launch_matmul<'a, T: FloatElement, C: FloatElement>(
+fn launch_matmul<'a, T: Float + Element, C: Float + Element>(
     device: &Device,
     a: Tensor<'a, T, 2>,
     b: Tensor<'a, T, 2>,
@@ -374,20 +396,37 @@ pub(crate) fn sms(device: &Device, reserved: u32) -> usize {
 
 /// How c is added to: by the L2 cache where that gives the same sum (up to subnormal numbers), which takes no registers
 /// for its previous content.
-fn addend_of_itself<C: FloatElement>(device: &Device) -> Addend {
+fn addend_of_itself<C: Float>(device: &Device) -> Addend {
     let is_gpu = matches!(device.target(), Target::Nvptx(_));
     if is_gpu && C::dtype() == DType::F32 { Addend::Atomic } else { Addend::Itself }
 }
 
-/// The configuration where no tuning entry applies: large tiles read the operands less often; small matrices get tiles
-/// of their size.
+/// Whether a configuration is worth measuring: producer warps load rows of 128 bytes or more, a thread has the registers for sums
+/// in f64, and f64 needs short steps, and no `wgmma`.
+fn keep(problem: &Problem, config: &Config) -> bool {
+    let int = |name: &str| config.get::<usize>(name).unwrap_or(1);
+    let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
+    let sums = int("m_tile") * int("n_tile") / (32 * config.num_warps as usize);
+    let Schedule { warp_specialize, wgmma_f32, .. } = config.schedule;
+    (warp_specialize != Some(true) || bytes * int("k_tile") >= 128)
+        && (bytes < 8 || sums <= 64 && int("k_tile") <= 32 && wgmma_f32.is_none())
+}
+
+/// The configuration where no tuning entry applies: the largest tiles, which read the operands less often, that leave work for all
+/// SMs; small matrices get tiles of their size.
+///
+/// Those of `mma.sync` are the fastest at 4096³ and 8192³ of a few on an H200, in code for sm_80
+/// (`harness/records/2026-11-29-h200-mma-sync.jsonl`), and fit the shared memory of desktop GPUs. For bf16, steps of 64 are faster
+/// there, but slower where an SM has the shared memory for one such block only, as those GPUs and an A100.
 fn default_config(problem: &Problem) -> Config {
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
-    let largest = match (problem.is_gpu(), bytes, problem.get("precision")) {
-        (false, ..) => TileChoice { m: 64, n: 64, k: 64, num_warps: 4, num_stages: 1 },
+    let precision = problem.get("precision").unwrap_or(Precision::Ieee);
+    let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
+    let of = TileChoice::new;
+    let choices = match (problem.is_gpu(), bytes, precision) {
+        (false, ..) => vec![of([64, 64, 64], 4, 1)],
         (true, 2, _) if hopper => {
-            let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
             // Code that is compiled ahead of time is for usual sizes.
             let usual = || {
                 let dtype = |i: usize| problem.dtypes.get(i).copied().unwrap_or(DType::F32);
@@ -397,21 +436,32 @@ fn default_config(problem: &Problem) -> Config {
             };
             return config_of_cut(problem, bytes, problem.get("cut").unwrap_or_else(usual));
         }
-        (true, 2, _) => TileChoice { m: 128, n: 128, k: 64, num_warps: 8, num_stages: 4 },
+        (true, 2, _) => vec![of([128, 128, 32], 4, 3), of([64, 64, 64], 4, 4)],
+        (true, 8, _) if hopper => vec![of([128, 128, 32], 8, 3), of([64, 64, 16], 4, 4), of([32, 32, 32], 4, 4)],
+        (true, 8, _) => vec![of([64, 64, 16], 4, 3), of([32, 32, 32], 4, 2)],
         // Scalar FMAs: each of them reads both operands from shared memory.
-        (true, _, Some(Precision::Ieee) | None) => TileChoice { m: 64, n: 64, k: 16, num_warps: 4, num_stages: 3 },
-        (true, ..) if hopper => wgmma_f32_tiles(problem),
-        (true, ..) => TileChoice { m: 64, n: 64, k: 32, num_warps: 4, num_stages: 3 },
+        (true, _, Precision::Ieee) => vec![of([64, 64, 16], 4, 3)],
+        // Splitting the operands (3xTF32) costs less the more each split operand is reused.
+        (true, ..) if hopper => vec![of([128, 128, 32], 8, 3), of([64, 128, 32], 4, 3), of([64, 64, 32], 4, 4)],
+        (true, _, Precision::Tf32) => vec![of([128, 256, 32], 8, 2), of([64, 128, 32], 4, 3), of([64, 64, 32], 4, 3)],
+        (true, _, Precision::Tf32x3) => vec![of([64, 128, 32], 4, 3), of([64, 64, 32], 4, 3)],
     };
+    let programs = |tile: &TileChoice| size("m").div_ceil(tile.m).saturating_mul(size("n").div_ceil(tile.n));
+    let smallest = choices[choices.len() - 1];
+    let largest = choices.into_iter().find(|tile| programs(tile) >= MIN_PROGRAMS).unwrap_or(smallest);
     // The sizes in the key are powers of two.
-    let fit = |name: &str, largest: usize| (problem.int(name).unwrap_or(1) as usize).clamp(16, largest);
+    let fit = |name: &str, largest: usize| size(name).clamp(16, largest);
     let (m, n, k) = (fit("m", largest.m), fit("n", largest.n), fit("k", largest.k));
     // In tiles that are too small for eight warps, several warps would compute the same elements.
     let num_warps = if m * n < 64 * 128 { 4 } else { largest.num_warps };
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
     let config = config.num_warps(num_warps).num_stages(largest.num_stages);
-    let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
-    Config { schedule: Schedule { wgmma_f32: f32.then_some(true), ..Schedule::default() }, ..config }
+    let schedule = Schedule {
+        wgmma_f32: (hopper && bytes == 4 && precision != Precision::Ieee).then_some(true),
+        warp_specialize: (hopper && bytes == 8).then_some(true),
+        ..Schedule::default()
+    };
+    Config { schedule, ..config }
 }
 
 /// Programs of a launch: with `persistent`, `replicas` for each of at most `programs` blocks.
@@ -642,6 +692,7 @@ pub(crate) fn config_of_cut(problem: &Problem, bytes: usize, Cut { tile, program
 }
 
 /// Tile sizes in elements, with the warps and pipeline stages that suit them.
+#[derive(Clone, Copy)]
 struct TileChoice {
     m: usize,
     n: usize,
@@ -650,15 +701,9 @@ struct TileChoice {
     num_stages: u32,
 }
 
-/// Chooses tiles for f32 with wgmma: the largest that leave work for all SMs, since splitting the operands (3xTF32)
-/// costs less the more each split operand is reused.
-fn wgmma_f32_tiles(problem: &Problem) -> TileChoice {
-    let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
-    let programs = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);
-    match () {
-        () if programs(128, 128) >= MIN_PROGRAMS => TileChoice { m: 128, n: 128, k: 32, num_warps: 8, num_stages: 3 },
-        () if programs(64, 128) >= MIN_PROGRAMS => TileChoice { m: 64, n: 128, k: 32, num_warps: 4, num_stages: 3 },
-        () => TileChoice { m: 64, n: 64, k: 32, num_warps: 4, num_stages: 4 },
+impl TileChoice {
+    fn new([m, n, k]: [usize; 3], num_warps: u32, num_stages: u32) -> TileChoice {
+        TileChoice { m, n, k, num_warps, num_stages }
     }
 }
 

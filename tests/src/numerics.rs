@@ -191,6 +191,7 @@ pub fn relative_error(got: &[f64], want: &[f64]) -> f64 {
 /// place, plus a margin for the order of f32 sums.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
+        DType::F64 => 1e-14,
         DType::F32 => 1e-5,
         DType::F16 => 2e-3,
         DType::BF16 => 1e-2,

@@ -218,7 +218,7 @@ pub struct ColumnMajor {
 }
 
 /// Products of T, with results of the same type and in f32.
-pub fn check_matmul<T: FloatElement>(
+pub fn check_matmul<T: Float + Element>(
     device: &Device,
     shape: [usize; 3],
     spacing: Spacing,
@@ -231,7 +231,7 @@ pub fn check_matmul<T: FloatElement>(
     }
 }
 
-fn check_products<T: FloatElement, C: FloatElement>(
+fn check_products<T: Float + Element, C: Float + Element>(
     device: &Device,
     [m, n, k]: [usize; 3],
     spacing: Spacing,

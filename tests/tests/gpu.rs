@@ -165,6 +165,7 @@ fn matmul_of_any_strides() {
         for spacing in [DENSE, GAPS, ALIGNED_GAPS, STEPS] {
             for_types!(check_matmul(&gpu, [127, 65, 100], spacing, columns, Options::default()));
             for_types!(check_matmul(&gpu, [256, 128, 192], spacing, columns, Options::default()));
+            check_matmul::<f64>(&gpu, [200, 150, 100], spacing, columns, Options::default());
         }
     }
 }

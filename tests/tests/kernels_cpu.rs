@@ -62,6 +62,7 @@ fn matmul_of_any_strides() {
     for bits in 1..8 {
         let columns = ColumnMajor { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
         for_types!(check_matmul(&cpu, [40, 33, 65], ALIGNED_GAPS, columns, Options::default()));
+        check_matmul::<f64>(&cpu, [40, 33, 65], GAPS, columns, Options::default());
     }
     for activation in ACTIVATIONS {
         let options = Options { activation, ..Options::default() };
@@ -70,6 +71,21 @@ fn matmul_of_any_strides() {
     for precision in [Precision::Tf32, Precision::Tf32x3] {
         let options = Options { precision, ..Options::default() };
         check_matmul::<f32>(&cpu, [50, 60, 70], DENSE, ColumnMajor::default(), options);
+    }
+}
+
+/// A matrix in f64 to which products of f32 are added keeps its precision.
+#[test]
+fn matmul_accumulates_in_the_wider_type() {
+    let cpu = Device::cpu();
+    let a = Buffer::from_slice(&cpu, &[1.0f32]).unwrap();
+    let b = Buffer::from_slice(&cpu, &[0.5f32]).unwrap();
+    for before in [1.0 + 1e-12, 1e300] {
+        let mut c = Buffer::from_slice(&cpu, &[before]).unwrap();
+        let of = |x| Tensor::dense(x, [1, 1]).unwrap();
+        let sum = TensorMut::dense(c.view_mut(), [1, 1]).unwrap();
+        matmul::accumulate(&cpu, of(a.view()), of(b.view()), sum, Options::default()).unwrap();
+        assert_eq!(c.to_vec().unwrap(), [before + 0.5]);
     }
 }
 

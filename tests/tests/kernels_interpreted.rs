@@ -367,6 +367,18 @@ fn matmul_matches() {
     }
     // Large enough for wgmma, with several groups of tiles.
     check_matmul(&MatmulCase { dtype: DType::BF16, shape: [200, 40, 30], tiles: [64, 32, 16], ..base });
+    // By mma.sync of f64.
+    for col_major in [[false, false], [true, true]] {
+        let shape = [70, 60, 20];
+        check_matmul(&MatmulCase {
+            dtype: DType::F64,
+            shape,
+            col_major,
+            tiles: [64, 32, 16],
+            bias: Bias::Columns,
+            ..base
+        });
+    }
     // An empty reduction dimension.
     check_matmul(&MatmulCase { shape: [3, 4, 0], ..base });
     for (addend, dtype) in [(Addend::Itself, DType::F32), (Addend::Other, DType::F32), (Addend::Itself, DType::BF16)] {

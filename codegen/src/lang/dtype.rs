@@ -49,7 +49,10 @@ pub trait Int: Num<Acc = i32> + Bits {}
     message = "`{Self}` is not a float type",
     note = "convert with `.to::<f32>()`, or declare the type parameter as `T: Float`"
 )]
-pub trait Float: Num<Acc = f32> + Summed<Sum = Self> {}
+pub trait Float: Num<Acc = f32> + Summed<Sum = Self> {
+    /// The type to accumulate in: f64 for f64, f32 for the others.
+    type Compute: Float<Compute = Self::Compute>;
+}
 
 macro_rules! dtypes {
     ($($rust:ty => $dtype:ident, $acc:ty, ($sum:ty, $running:ty, $product:ty), [$($class:ident),*];)*) => { $(
@@ -78,10 +81,25 @@ dtypes! {
     u16 => U16, i32, (u32, u32, u16), [Num, Bits, Int];
     u32 => U32, i32, (u32, u32, u32), [Num, Bits, Int];
     u64 => U64, i32, (u64, u64, u64), [Num, Bits, Int];
-    f16 => F16, f32, (f16, f16, f16), [Num, Float];
-    bf16 => BF16, f32, (bf16, f32, f32), [Num, Float];
-    f32 => F32, f32, (f32, f32, f32), [Num, Float];
-    f64 => F64, f32, (f64, f64, f64), [Num, Float];
+    f16 => F16, f32, (f16, f16, f16), [Num];
+    bf16 => BF16, f32, (bf16, f32, f32), [Num];
+    f32 => F32, f32, (f32, f32, f32), [Num];
+    f64 => F64, f32, (f64, f64, f64), [Num];
+}
+
+macro_rules! floats {
+    ($($float:ty => $compute:ty;)*) => { $(
+        impl Float for $float {
+            type Compute = $compute;
+        }
+    )* };
+}
+
+floats! {
+    f16 => f32;
+    bf16 => f32;
+    f32 => f32;
+    f64 => f64;
 }
 
 /// The element types that satisfy the bound of a kernel's type parameter, by the name of the trait; `None` for other
@@ -138,6 +156,11 @@ fn accumulator(d: DType) -> DType {
     if d.is_float() { DType::F32 } else { DType::I32 }
 }
 
+/// As [`Float::Compute`].
+fn compute(d: DType) -> DType {
+    if d == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
 /// f32 for bf16; other types unchanged.
 fn promoted(d: DType) -> DType {
     if d == DType::BF16 { DType::F32 } else { d }
@@ -146,7 +169,7 @@ fn promoted(d: DType) -> DType {
 generics! {
     /// Placeholder for a type parameter bounded by `Float` while a kernel is recorded, so that its body is compiled
     /// once for all types.
-    GenericFloat: Num Float, f32, |d| d, [GenericFloat, RunningFloat, RunningFloat];
+    GenericFloat: Num, f32, |d| d, [GenericFloat, RunningFloat, RunningFloat];
     /// As [`GenericFloat`], for `Int`.
     GenericInt: Num Bits Int, i32, |d| d, [SumInt, SumInt, GenericInt];
     /// As [`GenericFloat`], for `Num`.
@@ -158,7 +181,9 @@ generics! {
     /// Accumulators of dots of `GenericDtype` and `GenericNum`.
     DotSum: Num, DotSum<N>, accumulator, [DotSum, DotSum, DotSum];
     /// Running sums and products of `GenericFloat`.
-    RunningFloat: Num Float, f32, promoted, [RunningFloat, RunningFloat, RunningFloat];
+    RunningFloat: Num, f32, promoted, [RunningFloat, RunningFloat, RunningFloat];
+    /// [`Float::Compute`] of `GenericFloat`.
+    ComputeFloat: Num, f32, compute, [ComputeFloat, ComputeFloat, ComputeFloat];
     /// Sums of `GenericInt`.
     SumInt: Num Bits Int, i32, wide, [SumInt, SumInt, SumInt];
     /// Sums of `GenericNum`.
@@ -168,3 +193,13 @@ generics! {
     /// Running products of `GenericNum`.
     ProductNum: Num, DotSum<N>, promoted, [RunningNum, RunningNum, ProductNum];
 }
+
+macro_rules! generic_floats {
+    ($($name:ident),*) => { $(
+        impl<const N: usize> Float for $name<N> {
+            type Compute = ComputeFloat<N>;
+        }
+    )* };
+}
+
+generic_floats!(GenericFloat, RunningFloat, ComputeFloat);

@@ -2,13 +2,12 @@
 
 use half::{bf16, f16};
 use tilewright::codegen::lang::{Dtype, Num, Precision};
-use tilewright::kernels::FloatElement;
 use tilewright::kernels::matmul::{self, Options};
 use tilewright::kernels::scaled_matmul::{self, Scales};
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::{Buffer, Device, F8E4M3, F8E5M2, Result};
 
-use super::bench::data::{Value, normal, values};
+use super::bench::data::{GemmElement, Value, normal, values};
 use super::demo::case::relative_error;
 use crate::report::{Cell, Column, Report, Table};
 
@@ -33,10 +32,14 @@ fn error<T: Value, O: Value>(
     Ok(relative_error(&values(&c)?, &expected))
 }
 
-/// Operands of a float type, with sums and results in f32.
-fn floats<T: Value + FloatElement>(device: &Device, k: usize, precision: Precision) -> Result<f64> {
+/// Operands of a float type, with sums and results in [`Float::Compute`](tilewright::codegen::lang::Float::Compute).
+fn floats<T>(device: &Device, k: usize, precision: Precision) -> Result<f64>
+where
+    T: GemmElement,
+    T::Compute: GemmElement,
+{
     let options = Options { precision, ..Options::default() };
-    error::<T, f32>(device, k, |a, b, c| matmul::multiply(device, a, b, c, options))
+    error::<T, T::Compute>(device, k, |a, b, c| matmul::multiply(device, a, b, c, options))
 }
 
 /// Operands of 8 bits, with sums and results in `O`.
@@ -50,7 +53,8 @@ fn bytes<T: Value + Dtype, O: Value + Num>(device: &Device, k: usize, fast: bool
 /// Errors of launches.
 pub fn report(device: &Device) -> Result<Report> {
     type Case = (&'static str, &'static str, fn(&Device, usize) -> Result<f64>);
-    let cases: [Case; 10] = [
+    let cases: [Case; 11] = [
+        ("f64", "f64", |device, k| floats::<f64>(device, k, Precision::Ieee)),
         ("f32", "f32 (ieee)", |device, k| floats::<f32>(device, k, Precision::Ieee)),
         ("f32", "f32, three products in tf32 (tf32x3)", |device, k| floats::<f32>(device, k, Precision::Tf32x3)),
         ("f32", "f32, products in tf32 (tf32)", |device, k| floats::<f32>(device, k, Precision::Tf32)),
@@ -77,9 +81,9 @@ pub fn report(device: &Device) -> Result<Report> {
         .text(format!(
             "The norm of the error of [{SIZE}, K] · [K, {SIZE}] divided by that of the product, on {name}. The operands have a standard \
              normal distribution, and are rounded to their type before the reference in f64 is computed: what is left are the errors of \
-             products and sums. Products of operands of 8 and 16 bits are exact in f32; their sums are rounded by each addition. \
-             On a CPU, and on GPUs without the instructions, all sums of floats are in f32, whatever is asked for. A result in 16 bits \
-             is rounded once more, by about 2⁻⁹ in bf16 and 2⁻¹² in f16.",
+             products and sums. Those in f64 are rounded to f32. Products of operands of 8 and 16 bits are exact in f32; each addition of \
+             their sums rounds, or truncates in tensor cores. On a CPU, and on GPUs without the instructions, all sums of floats up to \
+             32 bits are in f32, whatever is asked for. A result in 16 bits is rounded once more, by about 2⁻⁹ in bf16 and 2⁻¹² in f16.",
         ))
         .table(table))
 }
@@ -101,6 +105,8 @@ mod tests {
             let error = error.unwrap();
             assert!((0.0..1e-6).contains(&error), "{error}");
         }
+        let error = floats::<f64>(&device, k, Precision::Ieee).unwrap();
+        assert!((0.0..1e-15).contains(&error), "{error}");
         assert_eq!(bytes::<i8, i32>(&device, k, true).unwrap(), 0.0);
     }
 }

@@ -191,7 +191,11 @@ impl MaskMod {
 impl ScoreMod {
     /// The function for the tiles of a loop; `None` if it changes nothing.
     pub(super) fn bound(&self, args: ScoreArgs) -> Option<ScoreFn> {
-        (!std::ptr::eq(self, &PLAIN)).then(|| (self.bind)(args))
+        (!self.is_plain()).then(|| (self.bind)(args))
+    }
+
+    pub(super) fn is_plain(&self) -> bool {
+        std::ptr::eq(self, &PLAIN)
     }
 }
 

@@ -22,9 +22,10 @@ impl Problem<'_> {
             Pass::Dkdv => options.dkdv_tiles,
             Pass::Dq => options.dq_tiles,
         };
-        let (has_ranges, has_derivative) = (!options.mask.function.is_dense(), options.score.function.has_derivative);
+        let (has_ranges, score) = (!options.mask.function.is_dense(), options.score.function);
+        let (bytes, target) = (T::DTYPE.size(), self.device.target());
         let modified =
-            || modified_tiles(pass, self.d, T::DTYPE.size(), &self.device.target(), has_ranges, has_derivative);
+            || modified_tiles(pass, self.d, bytes, &target, has_ranges, !score.is_plain(), score.has_derivative);
         let tiles = given.or_else(modified);
         if let Some(Tiles { q_tile, k_tile, .. }) = tiles {
             // So they divide the rows of every split.

@@ -227,10 +227,10 @@ impl<'a, T: Number> Bench<'a, T> {
             return given.to_vec();
         }
         let (d, bytes, target) = (self.problem.d, T::dtype().bytes(), self.device.target());
-        let Modifiers { window, prefix, documents, softcap, .. } = self.problem.modifiers;
+        let Modifiers { window, prefix, documents, softcap, alibi } = self.problem.modifiers;
         let has_ranges = window.is_some() || prefix.is_some() || documents.is_some();
-        let has_derivative = softcap.is_some();
-        let modified = modified_tiles(pass, d, bytes, &target, has_ranges, has_derivative);
+        let (has_score, has_derivative) = (softcap.is_some() || alibi, softcap.is_some());
+        let modified = modified_tiles(pass, d, bytes, &target, has_ranges, has_score, has_derivative);
         let mut list = vec![modified.or(taken).unwrap_or_else(|| default_tiles(pass, d, bytes, &target))];
         if self.arguments.sweep {
             let others = tiles::sweep(pass).into_iter().filter(|&tiles| tiles != list[0]);

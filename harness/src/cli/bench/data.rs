@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::Float;
 use tilewright::codegen::num;
 use tilewright::kernels::FloatElement;
 use tilewright::{Buffer, Device, Element, F8E4M3, F8E5M2, Result};
@@ -17,6 +18,10 @@ pub trait Value: Element {
 pub trait Number: Value + FloatElement {}
 impl<T: Value + FloatElement> Number for T {}
 
+/// Element types of matmuls: those of [`Number`], and f64.
+pub trait GemmElement: Value + Float {}
+impl<T: Value + Float> GemmElement for T {}
+
 macro_rules! values {
     ($($ty:ty: $from:expr, $to:expr;)*) => { $(
         impl Value for $ty {
@@ -31,6 +36,7 @@ macro_rules! values {
 }
 
 values! {
+    f64: f64::from, |x| x;
     f32: |x| x, f64::from;
     f16: f16::from_f32, f64::from;
     bf16: bf16::from_f32, f64::from;

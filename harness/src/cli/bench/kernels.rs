@@ -149,7 +149,10 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
     if wanted.contains(&Kernel::Matmul) {
         for n in sizes {
             matmul::measure::<bf16>(&arguments.common, &device, n, &mut recorder)?;
+            matmul::measure_swiglu::<bf16>(&arguments.common, &device, n, &mut recorder)?;
             matmul::measure::<f32>(&arguments.common, &device, n, &mut recorder)?;
+            matmul::measure_swiglu::<f32>(&arguments.common, &device, n, &mut recorder)?;
+            matmul::measure::<f64>(&arguments.common, &device, n, &mut recorder)?;
         }
     }
     recorder.finish(out)

@@ -1,5 +1,6 @@
 //! Matmuls of `tilewright bench kernels`.
 
+use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::Precision;
 use tilewright::kernels::activation::Activation;
 use tilewright::kernels::matmul::{self, Options};
@@ -7,7 +8,7 @@ use tilewright::kernels::{Tensor, TensorMut, matmul_swiglu};
 use tilewright::{Buffer, Device, elements};
 
 use super::Common;
-use super::data::{Number, normal, values};
+use super::data::{GemmElement, Number, normal, values};
 use super::record::{BenchError, Measured, Recorder, Row, Work, accept};
 use crate::cli::Result;
 use crate::cli::demo::case::{relative_error, tolerance};
@@ -26,7 +27,7 @@ struct Case {
 }
 
 /// Buffers of a square matmul, n × n × n.
-struct Gemm<T: Number> {
+struct Gemm<T: GemmElement> {
     device: Device,
     n: usize,
     a: Buffer<T>,
@@ -38,7 +39,7 @@ struct Gemm<T: Number> {
 /// Size of the problem that is checked; larger matmuls use the same tiles.
 const CHECKED: usize = 256;
 
-impl<T: Number> Gemm<T> {
+impl<T: GemmElement> Gemm<T> {
     fn new(device: &Device, n: usize) -> tilewright::Result<Gemm<T>> {
         let len = elements(&[n, n])?;
         device.check_memory(3.0 * len as f64 * size_of::<T>() as f64)?;
@@ -107,8 +108,7 @@ impl<T: Number> Gated<T> {
 }
 
 /// Measures matmuls of size `n`.
-pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: &mut Recorder) -> Result<()> {
-    let wide = T::dtype().bytes() == 4;
+pub fn measure<T: GemmElement>(common: &Common, device: &Device, n: usize, recorder: &mut Recorder) -> Result<()> {
     let plain =
         Case { options: Options::default(), bias: false, name: "", tolerance: tolerance(T::dtype()), then: |x| x };
     let of = |precision, name, tolerance| {
@@ -117,14 +117,15 @@ pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: 
     };
     let relu = Options { activation: Activation::Relu, ..Options::default() };
     let silu = Options { activation: Activation::Silu, ..Options::default() };
-    let cases = match wide && device.is_cuda() {
+    let cases = match T::dtype() {
+        DType::F64 => vec![plain],
         // tf32 rounds each operand to ten mantissa bits.
-        true => vec![
+        DType::F32 if device.is_cuda() => vec![
             of(Precision::Ieee, "ieee", 1e-5),
             of(Precision::Tf32x3, "tf32x3", 1e-5),
             of(Precision::Tf32, "tf32", 2e-3),
         ],
-        false => vec![
+        _ => vec![
             plain,
             Case { options: relu, bias: true, name: "bias relu", then: |x| x.max(0.0), ..plain },
             Case { options: silu, bias: true, name: "bias silu", then: |x| x / (1.0 + (-x).exp()), ..plain },
@@ -142,6 +143,11 @@ pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: 
         let row = if case.name.is_empty() { row } else { row.case(case.name) };
         recorder.push(row.measured(&measured, Work::Flop(2.0 * (n as f64).powi(3))))?;
     }
+    Ok(())
+}
+
+/// Measures SwiGLU of two matmuls of size `n`.
+pub fn measure_swiglu<T: Number>(common: &Common, device: &Device, n: usize, recorder: &mut Recorder) -> Result<()> {
     let measured = (|| -> Measured {
         let mut small = Gated::<T>::new(device, n.min(CHECKED + n % CHECKED))?;
         small.run(device)?;

@@ -215,6 +215,7 @@ pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 1e-2,
         DType::F16 => 2e-3,
+        DType::F64 => 1e-14,
         _ => 1e-5,
     }
 }

@@ -19,8 +19,8 @@ pub struct Arguments {
     kernels: Vec<String>,
     #[command(flatten)]
     settings: Settings,
-    /// Element types, separated by commas. Default: bf16, or f32 on the CPU
-    #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
+    /// Element types, separated by commas; f64 for matmul only. Default: bf16, or f32 on the CPU
+    #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32", "f64"])]
     dtype: Vec<String>,
     /// Attention: batch size
     #[arg(long, default_value_t = 1)]
@@ -114,6 +114,12 @@ impl Arguments {
         };
         for kernel in kernels {
             for dtype in dtypes {
+                if dtype == "f64" && kernel != worker::MATMUL {
+                    return Err(CliError::usage(
+                        format!("`{kernel}` has no form in f64"),
+                        "--dtype f64 is for matmul: name that kernel",
+                    ));
+                }
                 if kernel == worker::MATMUL {
                     for precision in precisions(dtype) {
                         for &columns in &self.column_major {

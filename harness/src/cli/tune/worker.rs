@@ -7,7 +7,7 @@ use tilewright::prelude::Precision;
 use tilewright::{Buffer, Device, elements};
 
 use crate::cli::bench::attention_check::Attention;
-use crate::cli::bench::data::{Number, normal};
+use crate::cli::bench::data::{GemmElement, Number, normal};
 use crate::cli::bench::rowwise::{Op, RowwiseBuffers};
 use tilewright_cli::tune;
 
@@ -152,17 +152,7 @@ impl Problem {
                     attention.backward(&options)?;
                 }
             }
-            Shape::Gemm([m, n, k], [a_col_major, b_col_major]) => {
-                let [a, b, c] = [elements(&[m, k])?, elements(&[k, n])?, elements(&[m, n])?];
-                device.check_memory((a as f64 + b as f64 + c as f64) * size_of::<T>() as f64)?;
-                let (a, b) = (normal::<T>(device, a, 1)?, normal::<T>(device, b, 2)?);
-                let mut c = Buffer::<T>::poisoned(device, c)?;
-                let (a, b) = (matrix(&a, [m, k], a_col_major)?, matrix(&b, [k, n], b_col_major)?);
-                let c = TensorMut::dense(c.view_mut(), [m, n])?;
-                let options = matmul::Options::default();
-                let precision = self.precision.unwrap_or(options.precision);
-                matmul::multiply(device, a, b, c, matmul::Options { precision, ..options })?;
-            }
+            Shape::Gemm(size, columns) => self.launch_gemm::<T>(device, size, columns)?,
             Shape::Rows([rows, d]) => {
                 if let Some(op) = rowwise_op(self.kernel) {
                     let mut rows = RowwiseBuffers::<T>::new(device, rows, d)?;
@@ -171,6 +161,26 @@ impl Problem {
                 }
             }
         }
+        device.synchronize()
+    }
+
+    /// Launches a matmul, with a and b column-major or not.
+    fn launch_gemm<T: GemmElement>(
+        &self,
+        device: &Device,
+        [m, n, k]: [usize; 3],
+        [a_col_major, b_col_major]: [bool; 2],
+    ) -> tilewright::Result<()> {
+        let [a, b, c] = [elements(&[m, k])?, elements(&[k, n])?, elements(&[m, n])?];
+        device.check_memory((a as f64 + b as f64 + c as f64) * size_of::<T>() as f64)?;
+        let (a, b) = (normal::<T>(device, a, 1)?, normal::<T>(device, b, 2)?);
+        let mut c = Buffer::<T>::poisoned(device, c)?;
+        let (a, b) = (matrix(&a, [m, k], a_col_major)?, matrix(&b, [k, n], b_col_major)?);
+        let c = TensorMut::dense(c.view_mut(), [m, n])?;
+        let options = matmul::Options::default();
+        let precision = self.precision.unwrap_or(options.precision);
+        matmul::multiply(device, a, b, c, matmul::Options { precision, ..options })?;
+        // Before the memory is freed.
         device.synchronize()
     }
 }
@@ -222,6 +232,10 @@ impl tune::Problem for Problem {
 
     fn launch(&self, device: &Device) -> tilewright::Result<()> {
         match self.dtype.as_str() {
+            "f64" => match self.shape {
+                Shape::Gemm(size, columns) => self.launch_gemm::<f64>(device, size, columns),
+                Shape::Attention(..) | Shape::Rows(_) => unreachable!("problems in f64 are matmuls"),
+            },
             "f32" => self.launch_typed::<f32>(device),
             "f16" => self.launch_typed::<f16>(device),
             _ => self.launch_typed::<bf16>(device),
@@ -230,7 +244,7 @@ impl tune::Problem for Problem {
 }
 
 /// Returns a view of a row-major or column-major matrix.
-fn matrix<T: Number>(
+fn matrix<T: GemmElement>(
     buffer: &Buffer<T>,
     [rows, cols]: [usize; 2],
     columns: bool,
