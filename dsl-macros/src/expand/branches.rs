@@ -121,8 +121,8 @@ impl Body {
         self.match_alike(e, &bodies)
     }
 
-    /// Whether the value of a block may take the type of another arm's: a number literal or a variable that is one, a tuple with one, or a bool, which may be known at
-    /// specialization in one arm only.
+    /// Whether the value of a block may take the type of another arm's: a number literal or a variable that is one, a tuple
+    /// with one, or a bool, which may be known at specialization in one arm only.
     fn adapts(&self, block: &Block) -> bool {
         let is_bool = |expr: &Expr| match expr {
             Expr::Lit(lit) => matches!(lit.lit, syn::Lit::Bool(_)),

@@ -106,8 +106,8 @@ impl Body {
 
     /// The places that an expression assigns, but for what references point to.
     ///
-    /// Where the function assigns other members of a variable too, the place is the variable: it is declared again, so that rustc would
-    /// not see that those are assigned later.
+    /// Where the function assigns other members of a variable too, the place is the variable: it is declared again, so that
+    /// rustc would not see that those are assigned later.
     fn places(&self, expr: &Expr) -> Vec<Place> {
         let own = assigned_places(expr);
         let mut places: Vec<Place> = Vec::new();
@@ -358,7 +358,8 @@ fn run_time_values(in_loops: &[Ident], vars: &[Ident]) -> TokenStream {
     quote!(#(#vars)*)
 }
 
-/// Assigns a place to itself, so that rustc sees that it is assigned: a closure that has captured it would still see its old value.
+/// Assigns a place to itself, so that rustc sees that it is assigned: a closure that has captured it would still see its
+/// old value.
 fn touch(Place { var, expr }: &Place) -> TokenStream {
     let lang = lang(var.span());
     quote_spanned!(var.span()=> #expr = #lang::control::same(#expr);)

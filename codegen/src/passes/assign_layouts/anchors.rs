@@ -501,8 +501,8 @@ impl Reached {
     }
 }
 
-/// By shape of the result, the most columns of the second operands of dots that are not known to be zero: dots of one shape, whose
-/// results may be added, are distributed alike.
+/// By shape of the result, the most columns of the second operands of dots that are not known to be zero: dots of one
+/// shape, whose results may be added, are distributed alike.
 fn columns_of_dots(func: &Func, axis: &AxisAnalysis) -> HashMap<Vec<usize>, usize> {
     let mut columns = HashMap::new();
     for id in func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. })) {
@@ -513,9 +513,9 @@ fn columns_of_dots(func: &Func, axis: &AxisAnalysis) -> HashMap<Vec<usize>, usiz
     columns
 }
 
-/// Whether the result of a dot, or what is computed from its elements, is used in another way than element by element, such as
-/// by a reduction or as the operand of another dot, or is an operand of a `while` loop, which is not followed. `uses` lists the
-/// uses of each value.
+/// Whether the result of a dot, or what is computed from its elements, is used in another way than element by element,
+/// such as by a reduction or as the operand of another dot, or is an operand of a `while` loop, which is not followed.
+/// `uses` lists the uses of each value.
 fn uses_rows_of_dots(func: &Func, uses: &[Vec<(OpId, usize)>]) -> bool {
     let dots = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. }));
     let mut values: Vec<Value> = dots.map(|id| func.result(id)).collect();
