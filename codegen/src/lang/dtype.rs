@@ -87,21 +87,6 @@ dtypes! {
     f64 => F64, f32, (f64, f64, f64), [Num];
 }
 
-macro_rules! floats {
-    ($($float:ty => $compute:ty;)*) => { $(
-        impl Float for $float {
-            type Compute = $compute;
-        }
-    )* };
-}
-
-floats! {
-    f16 => f32;
-    bf16 => f32;
-    f32 => f32;
-    f64 => f64;
-}
-
 /// The element types that satisfy the bound of a kernel's type parameter, by the name of the trait; `None` for other
 /// names. The command line offers these types.
 pub fn class_members(class: &str) -> Option<&'static [DType]> {
@@ -194,12 +179,20 @@ generics! {
     ProductNum: Num, DotSum<N>, promoted, [RunningNum, RunningNum, ProductNum];
 }
 
-macro_rules! generic_floats {
-    ($($name:ident),*) => { $(
-        impl<const N: usize> Float for $name<N> {
-            type Compute = ComputeFloat<N>;
+macro_rules! floats {
+    ($([$($parameter:tt)*] $float:ty => $compute:ty;)*) => { $(
+        impl<$($parameter)*> Float for $float {
+            type Compute = $compute;
         }
     )* };
 }
 
-generic_floats!(GenericFloat, RunningFloat, ComputeFloat);
+floats! {
+    [] f16 => f32;
+    [] bf16 => f32;
+    [] f32 => f32;
+    [] f64 => f64;
+    [const N: usize] GenericFloat<N> => ComputeFloat<N>;
+    [const N: usize] RunningFloat<N> => ComputeFloat<N>;
+    [const N: usize] ComputeFloat<N> => ComputeFloat<N>;
+}

@@ -65,7 +65,8 @@ impl<'f> Assignments<'f> {
         let axis = AxisAnalysis::new(func);
         let num_warps = options.num_warps;
         let reached = Reached::of_values(func, &uses);
-        let shared_rows = (!uses_rows_of_dots(func, &uses)).then(|| columns_of_dots(func, &axis));
+        let dots: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. })).collect();
+        let shared_rows = (!uses_rows_of(func, &dots, &uses)).then(|| columns_of(func, &dots, &axis));
         let assignments = vec![None; func.num_values()];
         let tma = options.schedule.tma.unwrap_or(is_requested(func, options));
         let loads_by_tma = arch >= GpuArch::Sm90a && tma;
@@ -503,9 +504,9 @@ impl Reached {
 
 /// By shape of the result, the most columns of the second operands of dots that are not known to be zero: dots of one
 /// shape, whose results may be added, are distributed alike.
-fn columns_of_dots(func: &Func, axis: &AxisAnalysis) -> HashMap<Vec<usize>, usize> {
+fn columns_of(func: &Func, dots: &[OpId], axis: &AxisAnalysis) -> HashMap<Vec<usize>, usize> {
     let mut columns = HashMap::new();
-    for id in func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. })) {
+    for &id in dots {
         let (b, shape) = (func.op(id).operands[1], func.ty(func.result(id)).shape());
         let used = zero_from(func, axis, b, 1).unwrap_or(shape[1]);
         columns.entry(shape.to_vec()).and_modify(|most: &mut usize| *most = used.max(*most)).or_insert(used);
@@ -513,12 +514,11 @@ fn columns_of_dots(func: &Func, axis: &AxisAnalysis) -> HashMap<Vec<usize>, usiz
     columns
 }
 
-/// Whether the result of a dot, or what is computed from its elements, is used in another way than element by element,
+/// Whether the result of one of the dots, or what is computed from its elements, is used in another way than element by element,
 /// such as by a reduction or as the operand of another dot, or is an operand of a `while` loop, which is not followed.
 /// `uses` lists the uses of each value.
-fn uses_rows_of_dots(func: &Func, uses: &[Vec<(OpId, usize)>]) -> bool {
-    let dots = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::Dot { .. }));
-    let mut values: Vec<Value> = dots.map(|id| func.result(id)).collect();
+fn uses_rows_of(func: &Func, dots: &[OpId], uses: &[Vec<(OpId, usize)>]) -> bool {
+    let mut values: Vec<Value> = dots.iter().map(|&id| func.result(id)).collect();
     let mut seen = HashSet::new();
     while let Some(v) = values.pop() {
         if !seen.insert(v) {

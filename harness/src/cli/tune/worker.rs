@@ -161,7 +161,7 @@ impl Problem {
                 }
             }
         }
-        device.synchronize()
+        Ok(())
     }
 
     /// Launches a matmul, with a and b column-major or not.
@@ -179,9 +179,7 @@ impl Problem {
         let c = TensorMut::dense(c.view_mut(), [m, n])?;
         let options = matmul::Options::default();
         let precision = self.precision.unwrap_or(options.precision);
-        matmul::multiply(device, a, b, c, matmul::Options { precision, ..options })?;
-        // Before the memory is freed.
-        device.synchronize()
+        matmul::multiply(device, a, b, c, matmul::Options { precision, ..options })
     }
 }
 
@@ -239,7 +237,8 @@ impl tune::Problem for Problem {
             "f32" => self.launch_typed::<f32>(device),
             "f16" => self.launch_typed::<f16>(device),
             _ => self.launch_typed::<bf16>(device),
-        }
+        }?;
+        device.synchronize()
     }
 }
 
