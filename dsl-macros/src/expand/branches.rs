@@ -111,6 +111,13 @@ impl Body {
 
     /// Expands `match` to the value of its arms, which assign nothing.
     pub(super) fn match_value(&mut self, e: &ExprMatch, ty: Option<&Type>) -> TokenStream {
+        self.scoped(|this| {
+            e.arms.iter().for_each(|arm| this.names.forget(&bound_names(&arm.pat)));
+            this.arm_values(e, ty)
+        })
+    }
+
+    fn arm_values(&mut self, e: &ExprMatch, ty: Option<&Type>) -> TokenStream {
         let blocks: Vec<Block> = e.arms.iter().map(arm_block).collect();
         if ty.is_none() && blocks.iter().any(|block| self.adapts(block)) {
             let (bodies, names, value) = self.values_of(&blocks.iter().collect::<Vec<_>>(), ty, e.match_token.span());

@@ -4,8 +4,8 @@ use super::body::{Body, hygienic, is_statement_like};
 use super::branches::{arm_block, outer_names};
 use super::lang;
 use crate::parse::assigned::{
-    Place, assigned_in, assigned_in_expr, assigned_in_loops, assigned_places, bound_names, called_name, is_compound,
-    pattern, used_after_assignment,
+    Place, assigned_in_expr, assigned_in_loops, assigned_places, bound_names, called_name, is_compound, pattern,
+    used_after_assignment,
 };
 use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -98,8 +98,8 @@ impl Body {
                 let (stale, chosen) = (self.stale(expr), redeclare(&bind, vars, places, &chosen));
                 quote!(#stale #chosen)
             }
-            Expr::ForLoop(e) => self.for_loop(e),
-            Expr::While(e) => self.while_loop(e),
+            Expr::ForLoop(e) => self.for_loop(e, vars, places),
+            Expr::While(e) => self.while_loop(e, vars, places),
             other => self.expr(other),
         }
     }
@@ -242,7 +242,7 @@ impl Body {
         self.expr(cond)
     }
 
-    fn for_loop(&mut self, e: &ExprForLoop) -> TokenStream {
+    fn for_loop(&mut self, e: &ExprForLoop, vars: &[Ident], places: &[Place]) -> TokenStream {
         if let Some(label) = &e.label {
             return self.reject(label.span(), "labels cannot be translated: kernels have no `break`");
         }
@@ -251,25 +251,14 @@ impl Body {
             Pat::Wild(w) => w.to_token_stream(),
             other => return self.reject(other.span(), "a loop index must be a single name, or `_`"),
         };
-        let mut vars = assigned_in([&e.body]);
-        let places = self.places(&Expr::ForLoop(e.clone()));
-        let own = bound_names(&e.pat);
-        vars.retain(|v| !own.contains(v));
-        if vars.len() > MAX_CARRIED {
-            let message = format!(
-                "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
-                vars.len()
-            );
-            return self.reject(e.for_token.span(), message);
-        }
         match called_name(&e.expr).as_deref() {
             Some("range") => {
                 let range = self.expr(&e.expr);
-                let (inner, ends) = self.scoped(|this| this.unit_statements(&e.body.stmts, &vars));
+                let (inner, ends) = self.loop_body(e, vars);
                 let names = vars.iter().map(Ident::to_string);
                 let span = e.for_token.span();
                 let lang = lang(span);
-                let (touched, bounds) = (touched(&vars, &places), hygienic("bounds"));
+                let (touched, bounds) = (touched(vars, places), hygienic("bounds"));
                 let call = quote_spanned! {span=> {
                     let #bounds = #range;
                     #touched
@@ -278,22 +267,22 @@ impl Body {
                         |#pat, (#(mut #vars,)*)| { #inner (#(#ends,)*) },
                     )
                 }};
-                redeclare(&None, &vars, &places, &call)
+                redeclare(&None, vars, places, &call)
             }
             Some("static_range") => {
                 let range = self.expr(&e.expr);
-                let (inner, ends) = self.scoped(|this| this.unit_statements(&e.body.stmts, &vars));
+                let (inner, ends) = self.loop_body(e, vars);
                 if vars.is_empty() {
                     return quote!(for #pat in #range { #inner });
                 }
-                let run_time = run_time_values(&assigned_in_loops(&Expr::ForLoop(e.clone())), &vars);
+                let run_time = run_time_values(&assigned_in_loops(&Expr::ForLoop(e.clone())), vars);
                 let lang = lang(e.for_token.span());
                 let types: Vec<Ident> = (0..vars.len()).map(|i| hygienic(&format!("type_{i}"))).collect();
                 let assigned = vars
                     .iter()
                     .zip(types.iter().zip(&ends))
                     .map(|(var, (ty, end))| quote_spanned!(var.span()=> #lang::operand::assigned(#ty, #end)));
-                let (touched, bounds) = (touched(&vars, &places), hygienic("bounds"));
+                let (touched, bounds) = (touched(vars, places), hygienic("bounds"));
                 quote! {
                     let #bounds = #range;
                     #touched
@@ -317,25 +306,23 @@ impl Body {
         }
     }
 
-    fn while_loop(&mut self, e: &ExprWhile) -> TokenStream {
+    fn loop_body(&mut self, e: &ExprForLoop, vars: &[Ident]) -> (TokenStream, Vec<Ident>) {
+        self.scoped(|this| {
+            this.names.forget(&bound_names(&e.pat));
+            this.unit_statements(&e.body.stmts, vars)
+        })
+    }
+
+    fn while_loop(&mut self, e: &ExprWhile, vars: &[Ident], places: &[Place]) -> TokenStream {
         if let Some(label) = &e.label {
             return self.reject(label.span(), "labels cannot be translated: kernels have no `break`");
         }
-        let vars = assigned_in([&e.body]);
-        if vars.len() > MAX_CARRIED {
-            let message = format!(
-                "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
-                vars.len()
-            );
-            return self.reject(e.while_token.span(), message);
-        }
         let condition = self.condition(&e.cond);
-        let (inner, ends) = self.scoped(|this| this.unit_statements(&e.body.stmts, &vars));
+        let (inner, ends) = self.scoped(|this| this.unit_statements(&e.body.stmts, vars));
         let names = vars.iter().map(Ident::to_string);
         let span = e.while_token.span();
         let lang = lang(span);
-        let places = self.places(&Expr::While(e.clone()));
-        let touched = touched(&vars, &places);
+        let touched = touched(vars, places);
         let call = quote_spanned! {span=> {
             #touched
             #lang::control::while_loop(
@@ -344,7 +331,7 @@ impl Body {
                 |(#(mut #vars,)*)| { #inner (#(#ends,)*) },
             )
         }};
-        redeclare(&None, &vars, &places, &call)
+        redeclare(&None, vars, places, &call)
     }
 }
 

@@ -10,6 +10,7 @@ pub mod defaults;
 pub mod device_fn;
 pub mod host;
 pub mod kernel;
+mod names;
 mod options;
 pub mod returns;
 pub mod values;

@@ -10,16 +10,7 @@ use syn::{
     Item, Local, Pat, PatIdent, Path, Signature, Type,
 };
 
-/// Variables that the code assigns but does not declare, in order of first assignment.
-pub fn assigned_in<'a>(code: impl IntoIterator<Item = &'a Block>) -> Vec<Ident> {
-    let mut visitor = Assigned::default();
-    for block in code {
-        visitor.visit_block(block);
-    }
-    visitor.found
-}
-
-/// As [`assigned_in`], for one expression.
+/// Variables that an expression assigns but does not declare, in order of first assignment.
 pub fn assigned_in_expr(expr: &Expr) -> Vec<Ident> {
     Assigned::of(expr).found
 }

@@ -560,17 +560,30 @@ fn names_in_scope(out: Out<i32>, n: i32, #[constexpr] mode: usize) {
     store(out + 1, last);
     store(out + 2, minimum(n, total - total));
     store(out + 3, three_or(n, mode) + apply(product, n));
+    let given = Some(mode);
+    // Other variables of the name.
+    let index: usize = match given {
+        Some(two) => two,
+        None => 7,
+    };
+    let mut steps = scalar::<i32>(0);
+    for two in range(0, n) {
+        let step: Scalar<i32> = if two > 0 { two } else { two + 5 };
+        steps += step;
+    }
     store(out + 4, sum(arange(0, width)));
+    store(out + 5, steps + index);
 }
 
 #[test]
 fn names_mean_what_they_mean_in_rust() {
     for (mode, n) in [(0, 2), (1, 3), (2, 4)] {
-        let got = run(&NAMES_IN_SCOPE, &consts(&[("mode", mode)]), &[Arg::OutI32(5), Arg::Int(n)], 1).i32(0);
+        let got = run(&NAMES_IN_SCOPE, &consts(&[("mode", mode)]), &[Arg::OutI32(6), Arg::Int(n)], 1).i32(0);
         let n = n as i32;
         let [total, last] = if n > 2 { [2 * n + 1, 6 * n] } else { [n, 0] };
         let chosen = [3, -3, n][mode as usize] + n * n;
-        assert_eq!(got, [total, last, 10 * n, chosen, if mode == 0 { 1 } else { 6 }], "mode {mode}");
+        let steps = n * (n - 1) / 2 + 5 + mode as i32;
+        assert_eq!(got, [total, last, 10 * n, chosen, if mode == 0 { 1 } else { 6 }, steps], "mode {mode}");
     }
 }
 
