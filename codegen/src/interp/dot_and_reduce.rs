@@ -8,11 +8,19 @@ use crate::num;
 pub(super) fn dot(a: &Tile, b: &Tile, acc: &Tile, precision: Precision) -> Tile {
     let (m, k, n) = (a.shape[0], a.shape[1], b.shape[1]);
     let mut out = acc.clone();
+    // Sums in f16 are rounded once.
+    let narrow = acc.dtype() == DType::F16;
     for i in 0..m {
         for j in 0..n {
             let cell = &mut out.bits[i * n + j];
+            if narrow {
+                *cell = num::encode(DType::F32, num::decode(DType::F16, *cell));
+            }
             for p in 0..k {
                 *cell = multiply_add(a, a.bits[i * k + p], b, b.bits[p * n + j], *cell, precision);
+            }
+            if narrow {
+                *cell = num::encode(DType::F16, num::decode(DType::F32, *cell));
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::ir::{Builder, DType, Op, Type, Value};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the accumulator of this `dot`",
     label = "expected a tile",
-    note = "dots of floats accumulate in f32, dots of 8-bit integers in i32"
+    note = "dots of floats accumulate in f32, of f64 also in f64, of f16 and 8-bit floats also in f16; of 8-bit integers in i32"
 )]
 pub trait Accumulator<T: Dtype> {
     type Elem: Dtype;
@@ -71,6 +71,10 @@ impl ImpreciseSums for i32 {
 }
 
 /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. Without `acc`, the product in f32 for floats and i32 for integers.
+/// An accumulator of f16, for operands of f16 or 8-bit floats, has sums that are rounded to f16: by `mma.sync` of f16 in
+/// each of its steps of 16 products, elsewhere, where sums are in f32, at the end of each dot. On Hopper, dots with sums in
+/// f32 take less time.
+///
 /// Dimensions before the last two are those of a batch: [B, M, K] × [B, K, N] is B dots, whose code is repeated B times.
 /// `input_precision` selects how f32 operands are multiplied: `ieee` (in f32, the default), `tf32` or `tf32x3`.
 ///
@@ -252,7 +256,8 @@ fn check_operands(call: &Call, sa: &[usize], sb: &[usize]) {
 #[track_caller]
 fn check_types(call: &Call, from: DType, to: DType) {
     let legal = match from {
-        DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::BF16 | DType::F32 => to == DType::F32,
+        DType::F8E4M3 | DType::F8E5M2 | DType::F16 => to == DType::F32 || to == DType::F16,
+        DType::BF16 | DType::F32 => to == DType::F32,
         DType::F64 => to == DType::F64 || to == DType::F32,
         DType::I8 | DType::U8 => to == DType::I32,
         DType::Bool | DType::I16 | DType::I32 | DType::I64 | DType::U16 | DType::U32 | DType::U64 => false,
@@ -262,6 +267,8 @@ fn check_types(call: &Call, from: DType, to: DType) {
             .error(format!("`{}` of {from} with accumulator {to} is not supported", call.name))
             .label(format!("{from} × {from} → {to}"));
         let help = match from {
+            DType::F64 => "accumulate in f64 or f32: `acc = zeros::<f64>([…])`",
+            DType::F16 | DType::F8E4M3 | DType::F8E5M2 => "accumulate in f32 or f16: `acc = zeros::<f32>([…])`",
             d if d.is_float() => "accumulate in f32: `acc = zeros::<f32>([…])`",
             DType::I8 | DType::U8 => "accumulate in i32: `acc = zeros::<i32>([…])`",
             _ => "convert the operands: `.to::<f32>()`, or `.to::<i8>()` for small integers",

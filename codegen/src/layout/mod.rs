@@ -80,7 +80,7 @@ pub use construct::LayoutBuilder;
 pub use convert::{Conversion, LanePlan, Shuffle, SourceLane};
 pub use gather::LaneGather;
 pub use linear::{Basis, Dim, Index, IndexMap, InverseLayout, LayoutError, LinearLayout, MAX_RANK, Space, ThreadBases};
-pub use matrix_move::MatrixMove;
+pub use matrix_move::{MatrixMove, NEXT_WORDS};
 pub use reduce::Reduction;
 pub use shape_ops::{Join, Renaming, Split};
 pub use shared::Swizzle;

@@ -68,6 +68,8 @@ pub const TABLE: &[Instruction] = {
     use GpuArch::{Sm80, Sm89};
     &[
         mma_sync([F16, F16], F32, 16, Sm80),
+        // `wgmma` has it as well, at the rate of sums in f32, which is higher than that of this one.
+        mma_sync([F16, F16], F16, 16, Sm80),
         mma_sync([BF16, BF16], F32, 16, Sm80),
         mma_sync([F32, F32], F32, 8, Sm80),
         // Below sm_90 four of `F64_PART`, which assigns the same elements to registers.
@@ -223,6 +225,11 @@ pub fn widened(operand: DType) -> DType {
     }
 }
 
+/// Element type in which a dot accumulates where no instruction accumulates in this type: f32 for f16.
+pub fn widened_acc(acc: DType) -> DType {
+    if acc == DType::F16 { DType::F32 } else { acc }
+}
+
 /// Shape and types of a dot.
 #[derive(Clone, Copy, Debug)]
 pub struct DotShape {
@@ -257,23 +264,28 @@ pub struct Plan {
 }
 
 /// The instruction for a dot: `wgmma` if possible (for f32 operands only with the option `wgmma_f32`), else `mma.sync`, of the
-/// operands as they are, else [`widened`]. `None` if no MMA instruction applies and the dot is computed by FMA.
+/// operands as they are, else [`widened`]; each with the accumulator as it is, else [widened](widened_acc), which takes
+/// conversions in every step of a loop. `None` if no MMA instruction applies and the dot is computed by FMA.
 pub fn plan(dot: DotShape, arch: GpuArch, options: &CompileOptions) -> Option<Plan> {
     let DotShape { m, n, k, operands, acc, precision, shared_rows, .. } = dot;
     let f32 = operands[0] == DType::F32;
-    let find = |family, operands| {
+    let find = |family, operands, acc| {
         let row = Instruction::find(family, operands, acc)?;
         let supported = arch >= row.min_arch && options.ptx_version >= row.min_ptx();
         let shape = MmaShape { m: m as u32, n: n as u32, k: k as u32 };
         supported.then(|| row.plan(shape, options.num_warps, shared_rows))?
     };
+    // A limit of imprecise sums asks for those of f32.
+    let accs = if dot.max_imprecise.is_some() { [widened_acc(acc); 2] } else { [acc, widened_acc(acc)] };
     if f32 && precision == Precision::Ieee {
         return None;
     }
+    let has_wgmma = !f32 || options.schedule.wgmma_f32 == Some(true);
     let of = |operands| {
-        let by_warpgroups =
-            if f32 && options.schedule.wgmma_f32 != Some(true) { None } else { find(Family::Wgmma, operands) };
-        by_warpgroups.or_else(|| find(Family::MmaSync, operands))
+        accs.into_iter().find_map(|acc| {
+            let by_warpgroups = if has_wgmma { find(Family::Wgmma, operands, acc) } else { None };
+            by_warpgroups.or_else(|| find(Family::MmaSync, operands, acc))
+        })
     };
     let as_they_are = if dot.must_widen() { None } else { of(operands) };
     as_they_are.or_else(|| of(operands.map(widened)))
@@ -363,6 +375,35 @@ mod tests {
         // Wgmma keeps whole rows.
         let wgmma = Instruction::find(Family::Wgmma, [DType::BF16; 2], DType::F32).unwrap();
         assert_eq!(wgmma.plan(MmaShape { m: 128, n: 128, k: 64 }, 8, Some(128)).unwrap().warps, [8, 1]);
+    }
+
+    /// Sums of f16 are in f16 where an instruction has them, unless precise sums are asked for.
+    #[test]
+    fn sums_in_f16_are_wider_where_asked_or_where_fp8_is() {
+        let of = |operand, max_imprecise, arch| {
+            let dot = DotShape {
+                m: 64,
+                n: 64,
+                k: 64,
+                operands: [operand; 2],
+                acc: DType::F16,
+                precision: Precision::Ieee,
+                max_imprecise,
+                shared_rows: None,
+            };
+            let found = plan(dot, arch, &CompileOptions::default()).unwrap().instruction;
+            (found.family, found.operands[0], found.acc)
+        };
+        let sync = Family::MmaSync;
+        assert_eq!(of(DType::F16, None, GpuArch::Sm80), (sync, DType::F16, DType::F16));
+        assert_eq!(of(DType::F16, None, GpuArch::Sm90a), (sync, DType::F16, DType::F16));
+        assert_eq!(of(DType::F8E4M3, None, GpuArch::Sm90a), (Family::Wgmma, DType::F8E4M3, DType::F32));
+        assert_eq!(of(DType::F8E4M3, None, GpuArch::Sm80), (sync, DType::F16, DType::F16));
+        assert_eq!(of(DType::F8E4M3, None, GpuArch::Sm89), (sync, DType::F8E4M3, DType::F32));
+        for arch in [GpuArch::Sm80, GpuArch::Sm89] {
+            assert_eq!(of(DType::F8E4M3, Some(0), arch), (sync, DType::F16, DType::F32), "{arch:?}");
+        }
+        assert_eq!(of(DType::F8E4M3, Some(64), GpuArch::Sm89), (sync, DType::F8E4M3, DType::F32));
     }
 
     /// Every shape with a plan has layouts, and the plan uses all warps.

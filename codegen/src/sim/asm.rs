@@ -419,14 +419,17 @@ impl Block<'_> {
         }
         let mut results = Vec::new();
         for (lane, &t) in members.iter().enumerate() {
-            let mut list = Vec::new();
+            // Two sums of f16 are in one word.
+            let (per_word, bits) = if instruction.acc == DType::F16 { (2, 16) } else { (1, 64) };
+            let mut list = vec![0; rows / 4 / per_word];
             for r in 0..rows / 4 {
-                let (row, col) = matrix::accumulator(lane, r);
-                let c = self.bits(t, operand(args, a_words + b_words + r)?)?;
+                let ((row, col), shift) = (matrix::accumulator(lane, r), bits * (r % per_word));
+                let c = self.bits(t, operand(args, a_words + b_words + r / per_word)?)?;
+                let c = (c >> shift) & (u64::MAX >> (64 - bits));
                 let products = (0..depth).map(|k| (a[row][k], b[k][col]));
-                list.push(Value::Bits(accumulate(instruction.acc, c, products)));
+                list[r / per_word] |= accumulate(instruction.acc, c, products) << shift;
             }
-            results.push(Value::aggregate(list));
+            results.push(Value::aggregate(list.into_iter().map(Value::Bits).collect()));
         }
         Ok(results)
     }

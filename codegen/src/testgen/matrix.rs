@@ -2,7 +2,8 @@
 //!
 //! Matrices hold small integers, so that every sum is exact in the accumulator's type: the order of additions, which
 //! depends on the instruction, does not matter, and every target must give the same bits. Operands are at most
-//! [`OPERAND`] in magnitude, and a program adds at most 2^24 / [`OPERAND`]^2 products to one element.
+//! [`OPERAND`] in magnitude, and a program adds at most 2^24 / [`OPERAND`]^2 products to one element. Sums in f16 are exact up to
+//! 2^11: nothing bounds them but the random signs of their products.
 
 use super::generate::{region, with_regions};
 use super::{Argument, Case, Program, Rng};
@@ -93,6 +94,11 @@ pub(super) fn case(mut rng: Rng) -> Case {
     }
 }
 
+/// Whether multiplying operands of this type takes much longer.
+fn is_slow(operand: DType) -> bool {
+    !matches!(operand, DType::F16 | DType::BF16 | DType::F32)
+}
+
 /// A program; `None` if it would take too long.
 fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
     let tma_compatible_only = |i: &&&Instruction| !tma_compatible || matches!(i.operands[0], DType::F16 | DType::BF16);
@@ -101,7 +107,9 @@ fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
         let rows: Vec<&Instruction> = mma::TABLE.iter().filter(|i| tma_compatible_only(&i)).collect();
         let i = rng.pick(&rows);
         let times = |rng: &mut Rng, n: u32, most: u32| (n << rng.range(0, i64::from(most))) as usize;
-        let tile = [times(rng, i.m, 2), times(rng, N_STEP, 4).min(i.n[1].max(64) as usize), times(rng, i.k, 3)];
+        let most = if is_slow(i.operands[0]) { [1, 2, 1] } else { [2, 4, 3] };
+        let n = times(rng, N_STEP, most[1]).min(i.n[1].max(64) as usize);
+        let tile = [times(rng, i.m, most[0]), n, times(rng, i.k, most[2])];
         (i.operands, i.acc, tile)
     } else {
         let (a, b, acc) = rng.pick(&[
@@ -110,6 +118,8 @@ fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
             (DType::F32, DType::F32, DType::F32),
             (DType::F8E4M3, DType::F8E4M3, DType::F32),
             (DType::F8E5M2, DType::F8E4M3, DType::F32),
+            (DType::F16, DType::F16, DType::F16),
+            (DType::F8E4M3, DType::F8E5M2, DType::F16),
             (DType::I8, DType::I8, DType::I32),
             (DType::I8, DType::U8, DType::I32),
             (DType::F64, DType::F64, DType::F64),
@@ -125,8 +135,7 @@ fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
         tile = [rng.pick(&[64, 128, 128]), rng.pick(&[8, 16, 32, 64, 24, 96]), rng.pick(&[16, 32, 64])];
     }
     let tiles = [rng.range(1, 2) as usize, rng.range(1, 2) as usize];
-    let slow = !matches!(operands[0], DType::F16 | DType::BF16 | DType::F32);
-    let work = tile.iter().product::<usize>() * tiles[0] * tiles[1] * if slow { 8 } else { 1 };
+    let work = tile.iter().product::<usize>() * tiles[0] * tiles[1] * if is_slow(operands[0]) { 8 } else { 1 };
     // The number of dots that fit the work budget; each may run a few times.
     let most = MAX_WORK / work / 4;
     if most == 0 {
@@ -569,8 +578,9 @@ impl Gen {
 
     /// Stores a result or a function of it, or adds it to memory.
     fn write(&mut self, b: &mut Builder, v: Value) {
-        let mut v = v;
-        let (acc, shape) = (self.acc, [self.tile[0], self.tile[1]]);
+        // Sums of many rows or columns may exceed the integers of f16.
+        let (acc, shape) = (mma::widened_acc(self.acc), [self.tile[0], self.tile[1]]);
+        let mut v = b.cast(v, acc);
         match self.rng.below(8) {
             0 => {
                 let (axis, reverse) = (self.rng.below(2), self.rng.one_in(2));

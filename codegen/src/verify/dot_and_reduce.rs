@@ -4,16 +4,17 @@ use super::{Check, OpCx, Rule, require, same_types};
 use crate::ir::{DType, Effects, Elem, Op, Type, parts};
 use crate::layout::MAX_RANK;
 
-/// Element type of the accumulator for operands of these types; `None` if `dot` does not support them.
-pub(super) fn accumulator(a: DType, b: DType) -> Option<DType> {
+/// Element types of accumulators for operands of these types; none if `dot` does not support them.
+fn accumulators(a: DType, b: DType) -> &'static [DType] {
     let fp8 = |d| matches!(d, DType::F8E4M3 | DType::F8E5M2);
     let byte = |d| matches!(d, DType::I8 | DType::U8);
     match (a, b) {
-        (DType::F16, DType::F16) | (DType::BF16, DType::BF16) | (DType::F32, DType::F32) => Some(DType::F32),
-        (DType::F64, DType::F64) => Some(DType::F64),
-        (a, b) if fp8(a) && fp8(b) => Some(DType::F32),
-        (a, b) if byte(a) && byte(b) => Some(DType::I32),
-        _ => None,
+        (DType::F16, DType::F16) => &[DType::F32, DType::F16],
+        (DType::BF16, DType::BF16) | (DType::F32, DType::F32) => &[DType::F32],
+        (DType::F64, DType::F64) => &[DType::F64],
+        (a, b) if fp8(a) && fp8(b) => &[DType::F32, DType::F16],
+        (a, b) if byte(a) && byte(b) => &[DType::I32],
+        _ => &[],
     }
 }
 
@@ -38,15 +39,12 @@ pub(super) fn dot_types(cx: &OpCx, a: &Type, b: &Type) -> Check {
         });
     };
     require(k == k2, Rule::OperandTypes, || format!("inner extents differ: {a} has {k} columns, {b} has {k2} rows"))?;
-    let Some(acc) = accumulator(ea, eb) else {
-        return require(false, Rule::OperandTypes, || {
-            format!(
-                "no dot of {ea} and {eb}: expected two of f16, bf16, f32 or f64, any 8-bit floats, or 8-bit integers"
-            )
-        });
-    };
-    let expected = Type::tensor(&[m, n], acc);
-    cx.operand_where(2, "the accumulator", &expected.to_string(), |ty| ty.with_layout(None) == expected)?;
+    let legal: Vec<Type> = accumulators(ea, eb).iter().map(|&acc| Type::tensor(&[m, n], acc)).collect();
+    require(!legal.is_empty(), Rule::OperandTypes, || {
+        format!("no dot of {ea} and {eb}: expected two of f16, bf16, f32 or f64, any 8-bit floats, or 8-bit integers")
+    })?;
+    let expected = legal.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+    cx.operand_where(2, "the accumulator", &expected, |ty| legal.contains(&ty.with_layout(None)))?;
     cx.result_is(0, cx.operand(2))
 }
 

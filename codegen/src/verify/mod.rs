@@ -310,7 +310,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::PingpongWait => barriers::pingpong_wait(cx),
         Op::MmaSync { precision: _, warps, k_end, n_end } => shared::mma(cx, Family::MmaSync, warps, [*k_end, *n_end]),
         Op::Wgmma { warps, k_end, n_end } => shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end]),
-        Op::FmaDot => shared::dot(cx),
+        Op::FmaDot => shared::fma_dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())
         }

@@ -99,6 +99,12 @@ pub(super) fn async_load(cx: &OpCx, vector: usize) -> Check {
 }
 
 /// Type rules of dots whose operands a and b are tiles or shared buffers.
+/// As [`dot`], for multiply-adds, whose sums have the precision of f32 at least.
+pub(super) fn fma_dot(cx: &OpCx) -> Check {
+    dot(cx)?;
+    cx.operand_where(2, "the accumulator", "elements of at least 32 bits", |ty| ty.dtype() != Some(DType::F16))
+}
+
 pub(super) fn dot(cx: &OpCx) -> Check {
     for i in 0..2 {
         let what = format!("operand {i}");

@@ -7,11 +7,13 @@ use crate::text::parse;
 /// A kernel with arguments of several types and this body; `return` is appended unless the body has one.
 fn kernel(body: &str) -> Func {
     let end = if body.contains("return") { "" } else { "return" };
-    // Layouts of a shared buffer and of a tile of four elements, and one that misses elements; declared only if used.
+    // Layouts of a shared buffer and of a tile of four elements, one that misses elements, and one of a 2 × 2 tile;
+    // declared only if used.
     let layouts = if body.contains('#') {
         "#l0 = shared<offset=[[1],[2]], shape=[4]>
 #l1 = linear<reg=[[1],[2]], lane=[[0],[0],[0],[0],[0]], warp=[], block=[], shape=[4]>
 #l2 = linear<reg=[[1]], lane=[], warp=[], block=[], shape=[4]>
+#l3 = linear<reg=[[0,1],[1,0]], lane=[[0,0],[0,0],[0,0],[0,0],[0,0]], warp=[], block=[], shape=[2,2]>
 "
     } else {
         ""
@@ -132,6 +134,19 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
     (Rule::OperandTypes, Stage::Tile, "%0 = mulhi %x, %x : f32"),
     (Rule::OperandTypes, Stage::Tile, "%0 = cmp_lt %p, %p : bool"),
     (Rule::OperandTypes, Stage::Tile, "%0 = fma %n, %n, %n : i32"),
+    // An accumulator that only dots of f16 and of 8-bit floats have; and which multiply-adds have for none.
+    (
+        Rule::OperandTypes,
+        Stage::Tile,
+        "%0 = splat %x : tensor<2x2xf32>\n%1 = cast %0 : tensor<2x2xf16>
+         %2 = dot %0, %0, %1 {precision = ieee} : tensor<2x2xf16>",
+    ),
+    (
+        Rule::OperandTypes,
+        Stage::Layout,
+        "%0 = splat %x : tensor<2x2xf32, #l3>\n%1 = cast %0 : tensor<2x2xf16, #l3>
+         %2 = fma_dot %1, %1, %1 : tensor<2x2xf16, #l3>",
+    ),
     (Rule::OperandTypes, Stage::Tile, "%0 = select %n, %x, %x : f32"),
     (Rule::OperandTypes, Stage::Tile, "%0 = cast %p : i64"),
     (Rule::OperandTypes, Stage::Tile, "%0 = bitcast %c : i8"),

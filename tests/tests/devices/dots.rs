@@ -2,7 +2,7 @@
 
 use tilewright::kernels::matmul::Options;
 use tilewright::prelude::*;
-use tilewright_tests::numerics::integers;
+use tilewright_tests::numerics::{Random, integers};
 use tilewright_tests::on_device::{ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, check_matmul, check_scaled_matmul, devices};
 
 /// a [batch, m, k] × b [batch, k, n], row-major, from the elements with these indices.
@@ -86,9 +86,53 @@ fn batches_of_matrices_are_multiplied() {
     for (size, transposed) in [([1, 32, 32, 16], false), ([4, 16, 32, 32], true), ([2, 64, 16, 16], false)] {
         check_batched(size, transposed, |v| f16::from_f32(v as f32), |v| v as f32, f64::from);
     }
+    for (size, transposed) in [([1, 64, 32, 16], false), ([2, 32, 64, 32], true)] {
+        check_batched(size, transposed, |v| f16::from_f32(v as f32), |v| f16::from_f32(v as f32), f64::from);
+        check_batched(size, transposed, |v| F8E4M3::from_f32(v as f32), |v| f16::from_f32(v as f32), f64::from);
+    }
     check_batched([2, 16, 16, 32], true, |v| v as i8, |v| v as i32, f64::from);
     check_batched([8, 4, 8, 16], false, |v| v as f32, |v| v as f32, f64::from);
     check_batched([2, 8, 8, 8], true, |v| v, |v| v, |v| v);
+}
+
+/// Sums in f16 have one rounding in each step of the instruction, and overflow to infinity.
+#[test]
+fn sums_in_f16_are_rounded() {
+    let (m, n, k) = (64, 32, 64);
+    let depth = 2 * k - 3;
+    let mut random = Random::new(7);
+    let mut normal = |count: usize| (0..count).map(|_| f16::from_f64(random.number())).collect::<Vec<f16>>();
+    let (mut a, b, c) = (normal(m * depth), normal(depth * n), normal(m * n));
+    // The last row is so large that its sums are not numbers of f16.
+    a[(m - 1) * depth..].fill(f16::from_f32(6e4));
+    let b: Vec<f16> = b.iter().map(|x| f16::from_f32(x.to_f32().abs() + 0.1)).collect();
+    let want = product([1, m, n, depth], |at| f64::from(a[at]), |at| f64::from(b[at]));
+    for device in devices() {
+        let mut out = Buffer::from_slice(&device, &c).unwrap();
+        Batched {
+            a: &Buffer::from_slice(&device, &a).unwrap().tensor([1, m, depth]).unwrap(),
+            b: &Buffer::from_slice(&device, &b).unwrap().tensor([1, depth, n]).unwrap(),
+            c: &mut out.tensor_mut([1, m, n]).unwrap(),
+            k,
+            transposed: false,
+        }
+        .launch(&device, 1)
+        .unwrap_or_else(|error| panic!("{device}: {error}"));
+        for (at, found) in out.to_vec().unwrap().into_iter().map(f64::from).enumerate() {
+            if at / n == m - 1 {
+                assert_eq!(found, f64::INFINITY, "{device}: {at}");
+                continue;
+            }
+            let magnitude: f64 = (0..depth)
+                .map(|l| (f64::from(a[at / n * depth + l]) * f64::from(b[l * n + at % n])).abs())
+                .sum::<f64>()
+                + f64::from(c[at]).abs();
+            let (error, most) =
+                ((found - want[at] - f64::from(c[at])).abs(), magnitude * f64::from(f16::EPSILON) / 2.0);
+            // A rounding of at most half a unit for each 16 products; their sum is more precise.
+            assert!(error <= most * (1.0 + depth as f64 / 16.0), "{device}: {at}: {found}, error {error}");
+        }
+    }
 }
 
 /// Blocks of `rank` dimensions, of which the first ones have extent 1, as operands and as result of a dot: of tiles of

@@ -97,7 +97,8 @@ fn conversion_scratch_has_no_bank_conflicts() {
 
 /// The maximum number of rows of one matrix that share a bank.
 fn worst_matrix_conflict(layout: &LinearLayout, memory: &LinearLayout) -> usize {
-    let plan = layout.matrix_move(memory).unwrap_or_else(|| panic!("no moves between {layout} and {memory}"));
+    let plan =
+        layout.matrix_move(memory, 2, NEXT_WORDS).unwrap_or_else(|| panic!("no moves between {layout} and {memory}"));
     let row = |number: u32| (0..3).filter(|bit| number >> bit & 1 == 1).fold(0, |sum, bit| sum ^ plan.lane[bit]);
     // A row of 16 bytes takes four of the 32 banks.
     let banks: Vec<u32> = (0..8).map(|number| row(number) / 8 % 8).collect();

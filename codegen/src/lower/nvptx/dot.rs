@@ -1,10 +1,11 @@
 //! Lowers dots to `fma`, `mma.sync` and `wgmma`.
 
 use super::emit::Val;
+use super::matrix_move::Matrices;
 use super::shared::SharedAccess;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Func, Literal, Op, OpId, Precision, Type, Value};
-use crate::layout::{Dim, Index, LinearLayout, ThreadBases};
+use crate::layout::{Dim, Index, LinearLayout, NEXT_WORDS, ThreadBases};
 use crate::mma::shared::Matrix;
 use crate::mma::{F64_PART, Family, Instruction};
 use crate::num::{TF32_HALF, TF32_KEPT};
@@ -13,8 +14,17 @@ use crate::target::GpuArch;
 /// An operand whose registers are loaded on first use.
 struct Operand {
     regs: Vec<Option<Val>>,
-    /// The shared buffer to load from; `None` where all registers are present.
-    access: Option<SharedAccess>,
+    source: Source,
+}
+
+/// Where the registers of an operand come from.
+enum Source {
+    /// All are present.
+    Registers,
+    /// A shared buffer, by loads of vectors.
+    Shared(SharedAccess),
+    /// A shared buffer, by `ldmatrix`.
+    Matrices(Matrices),
 }
 
 /// A fragment of an operand of `mma.sync`, in 32-bit words or f64.
@@ -43,30 +53,39 @@ enum OperandA {
 }
 
 impl Lowering<'_> {
-    /// The registers of an operand in the given layout, from registers or shared memory.
-    fn operand(&mut self, v: Value, layout: &LinearLayout) -> Operand {
-        match self.func.ty(v) {
+    /// The registers of an operand in the given layout, from registers or shared memory. `words`: those that one `ldmatrix`
+    /// loads, by the bits of their number.
+    fn operand(&mut self, v: Value, layout: &LinearLayout, words: [usize; 2]) -> Operand {
+        let (regs, source) = match self.func.ty(v) {
             Type::Shared { .. } => {
                 let (memory, elem, base) = self.buffer(v);
                 let memory = memory.clone();
-                let access = self.shared_access(layout, &memory, base, elem);
-                Operand { regs: vec![None; layout.num_registers()], access: Some(access) }
+                let source = match self.matrices(layout, &memory, &base, elem, words) {
+                    Some(matrices) => Source::Matrices(matrices),
+                    None => Source::Shared(self.shared_access(layout, &memory, base, elem)),
+                };
+                (vec![None; layout.num_registers()], source)
             }
             _ => {
                 let regs = self.regs(v);
                 let map = self.tile_layout(v).registers_of(layout);
                 let map = map.expect("internal compiler error: an operand in another layout");
-                Operand { regs: map.iter().map(|&r| Some(regs[r].clone())).collect(), access: None }
+                (map.iter().map(|&r| Some(regs[r].clone())).collect(), Source::Registers)
             }
-        }
+        };
+        Operand { regs, source }
     }
 
     fn fetch(&mut self, operand: &mut Operand, register: usize) -> Val {
         if let Some(v) = &operand.regs[register] {
             return v.clone();
         }
-        let access = operand.access.as_mut().expect("internal compiler error: a missing register");
-        for (r, v) in self.load_shared_group(access, register) {
+        let loaded = match &mut operand.source {
+            Source::Registers => panic!("internal compiler error: a missing register"),
+            Source::Shared(access) => self.load_shared_group(access, register),
+            Source::Matrices(matrices) => self.load_matrices_with(matrices, register),
+        };
+        for (r, v) in loaded {
             operand.regs[r] = Some(v);
         }
         operand.regs[register].clone().expect("internal compiler error: a register was not loaded")
@@ -83,8 +102,8 @@ impl Lowering<'_> {
         let k_bits = k.trailing_zeros() as usize;
         let a_layout = fma_operand(layout, 0, [m, k], k_bits);
         let b_layout = fma_operand(layout, 1, [k, n], k_bits);
-        let mut a_operand = self.operand(a, &a_layout);
-        let mut b_operand = self.operand(b, &b_layout);
+        let mut a_operand = self.operand(a, &a_layout, NEXT_WORDS);
+        let mut b_operand = self.operand(b, &b_layout, NEXT_WORDS);
         let a_back = registers_by_coordinates(&a_layout);
         let b_back = registers_by_coordinates(&b_layout);
         let acc_dtype = self.dtype(acc);
@@ -130,8 +149,6 @@ impl Lowering<'_> {
         let (a_shape, b_shape) = (self.shape2(a), self.shape2(b));
         let warps = [warps[0], warps[1]];
         let bits = instruction.operand_bits();
-        let mut a_regs = self.operand(a, &LinearLayout::mma_m16n8_a(&a_shape, bits, warps));
-        let mut b_regs = self.operand(b, &LinearLayout::mma_m16n8_b(&b_shape, bits, warps));
         // The number of elements of a fragment: four registers of a, two of b.
         let per_word = instruction.per_word();
         let (a_size, b_size) = (4 * per_word, 2 * per_word);
@@ -139,6 +156,10 @@ impl Lowering<'_> {
         let mut sums = self.regs(acc).to_vec();
         let n_tiles = (b_shape[1] as usize / (8 * warps[1] as usize)).max(1);
         let m_tiles = sums.len() / 4 / n_tiles;
+        let mut a_regs = self.operand(a, &LinearLayout::mma_m16n8_a(&a_shape, bits, warps), NEXT_WORDS);
+        // One `ldmatrix` loads fragments of b for two tiles along N, or, if there is only one, for two steps along K.
+        let next = if n_tiles > 1 { 1 + k_steps.ilog2() as usize } else { 1 };
+        let mut b_regs = self.operand(b, &LinearLayout::mma_m16n8_b(&b_shape, bits, warps), [0, next]);
         // Where the tile of the first warp lies beyond the end, the tiles of all other warps do.
         let n_used = n_end.map_or(n_tiles, |end| n_tiles.min((end as usize).div_ceil(8 * warps[1] as usize)));
         let k_used = k_end.map_or(k_steps, |end| k_steps.min((end as usize).div_ceil(8 * per_word)));
@@ -176,7 +197,13 @@ impl Lowering<'_> {
     fn mma_steps(&mut self, instruction: &Instruction, a: &[Fragment], b: &[Fragment], sum: &[Val]) -> Vec<Val> {
         let steps = || a.iter().zip(b);
         if steps().all(|(a, b)| a.rest.is_none() && b.rest.is_none()) {
-            return steps().fold(sum.to_vec(), |sum, (a, b)| self.mma_m16n8(instruction, &a.words, &b.words, &sum));
+            // Two sums of f16 are in one word.
+            let words = if instruction.acc == DType::F16 { self.words(sum, DType::F16) } else { sum.to_vec() };
+            let words = steps().fold(words, |sum, (a, b)| self.mma_m16n8(instruction, &a.words, &b.words, &sum));
+            return match instruction.acc {
+                DType::F16 => words.iter().flat_map(|word| self.unpack_elements(word, "i32", "half", 2)).collect(),
+                _ => words,
+            };
         }
         let mut partial = vec!["0.0".to_string(); 4];
         for (a, b) in steps() {
@@ -263,9 +290,10 @@ impl Lowering<'_> {
 
     /// Calls an `mma.sync` with these registers of a, b and c.
     fn mma_call(&mut self, instruction: &Instruction, a: &[Val], b: &[Val], c: &[Val]) -> Vec<Val> {
-        // f64 in registers of their own, narrower operands in words.
+        // f64 in registers of their own, narrower numbers in words.
         let word = if instruction.operands[0] == DType::F64 { DType::F64 } else { DType::I32 };
-        let [operand, acc] = [word, instruction.acc].map(|dtype| (llvm_type(Elem::Num(dtype)), register_class(dtype)));
+        let sum = if instruction.acc == DType::F16 { DType::I32 } else { instruction.acc };
+        let [operand, acc] = [word, sum].map(|dtype| (llvm_type(Elem::Num(dtype)), register_class(dtype)));
         let mut next = 0;
         let lists = [c, a, b, c].map(|regs| {
             let names: Vec<String> = (next..next + regs.len()).map(|i| format!("${i}")).collect();

@@ -1,6 +1,6 @@
 //! Random programs through the GPU pipeline: the passes preserve the interpreted results, and the result lowers.
 
-use crate::ir::Stage;
+use crate::ir::{DType, Stage};
 use crate::pipeline::{self, Observer, gpu_ir};
 use crate::target::{Code, CompileOptions, GpuArch};
 use crate::testgen::{self, Options};
@@ -86,8 +86,12 @@ fn a_tile_larger_than_the_register_file_is_rejected() {
 }
 
 fn ptx(text: &str) -> String {
+    ptx_for(GpuArch::Sm90a, text)
+}
+
+fn ptx_for(arch: GpuArch, text: &str) -> String {
     let func = crate::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
-    let artifact = pipeline::compile_gpu(&func, GpuArch::Sm90a, &CompileOptions::default(), &mut ());
+    let artifact = pipeline::compile_gpu(&func, arch, &CompileOptions::default(), &mut ());
     match artifact.unwrap_or_else(|e| panic!("{e}")).code {
         Code::Ptx(ptx) => ptx,
         Code::Object(_) => panic!("not PTX"),
@@ -134,4 +138,63 @@ fn llvm_keeps_masked_loads_after_stores() {
     let ptx_of_loop = ptx(in_loop);
     let (before, inside) = ptx_of_loop.split_once("$L__BB0_").expect("a loop");
     assert!(!before.contains("ld.global") && inside.contains("ld.global"), "{ptx_of_loop}");
+}
+
+/// A kernel that multiplies a [m, k] and b [k, n] with four warps, both in shared memory. `a_order` and `b_order`: the
+/// contiguous dimension first.
+fn dot_of_loaded(elem: DType, acc: DType, [m, n, k]: [usize; 3], a_order: [usize; 2], b_order: [usize; 2]) -> String {
+    let load = |name: &str, [rows, columns]: [usize; 2], order: [usize; 2]| {
+        let strides = if order == [1, 0] { format!("%c{columns}, %one") } else { format!("%one, %c{rows}") };
+        format!(
+            "  %{name}v = make_view %{name}, %c{rows}, %c{columns}, {strides}, %zero, %zero {{order = {order:?}}} : view<{rows}x{columns}x{elem}>
+  %{name}t = load_view %{name}v {{boundary = [], padding = zero, eviction = normal}} : tensor<{rows}x{columns}x{elem}>\n"
+        )
+    };
+    let mut extents = vec![m, n, k];
+    extents.sort_unstable();
+    extents.dedup();
+    let constants: String = extents.iter().map(|n| format!("  %c{n} = constant {{value = {n}}} : i64\n")).collect();
+    format!(
+        "kernel @k(%a: ptr<{elem}> {{divisible_by = 16}}, %b: ptr<{elem}> {{divisible_by = 16}}, %y: ptr<{acc}>) {{
+  %zero = constant {{value = 0}} : i64
+  %one = constant {{value = 1}} : i64
+{constants}{}{}  %s = constant {{value = {}}} : tensor<{m}x{n}x{acc}>
+  %r = dot %at, %bt, %s {{precision = ieee}} : tensor<{m}x{n}x{acc}>
+  %yv = make_view %y, %c{m}, %c{n}, %c{n}, %one, %zero, %zero {{order = [1, 0]}} : view<{m}x{n}x{acc}>
+  store_view %yv, %r {{boundary = [], eviction = normal}}
+  return
+}}",
+        load("a", [m, k], a_order),
+        load("b", [k, n], b_order),
+        if acc.is_float() { "0.0" } else { "0" },
+    )
+}
+
+/// `ldmatrix` loads the operands of `mma.sync`: four matrices at a time, as they are or transposed. Of 8-bit elements only
+/// where K is contiguous.
+#[test]
+fn operands_of_mma_sync_are_loaded_as_matrices() {
+    let (bf16, i8) = (DType::BF16, DType::I8);
+    let (rows, columns) = ([1, 0], [0, 1]);
+    // Four warps have 2 x 2 parts of 32 x 32; 4 x 1 parts of 16 x 8, with two steps along K, and with one
+    // (where the small b is stored along N).
+    for (elem, acc, shape, orders, expected) in [
+        (bf16, DType::F32, [64, 64, 32], [rows, rows], [("x4.shared", 4), ("x4.trans", 4)]),
+        (bf16, DType::F32, [64, 64, 32], [columns, columns], [("x4.shared", 4), ("x4.trans", 4)]),
+        (bf16, DType::F32, [64, 8, 32], [rows, columns], [("x4.shared", 3), ("x4.trans", 0)]),
+        (bf16, DType::F32, [64, 8, 16], [rows, columns], [("x4.shared", 1), ("x2.trans", 1)]),
+        (DType::F16, DType::F16, [64, 64, 32], [rows, rows], [("x4.shared", 4), ("x4.trans", 4)]),
+        (i8, DType::I32, [64, 64, 64], [rows, columns], [("x4.shared", 8), ("x4.trans", 0)]),
+        (i8, DType::I32, [64, 64, 64], [columns, rows], [("x4.shared", 0), ("x4.trans", 0)]),
+    ] {
+        let text = dot_of_loaded(elem, acc, shape, orders[0], orders[1]);
+        let ptx = ptx_for(GpuArch::Sm80, &text);
+        let count = |part: &str| ptx.matches(&format!("ldmatrix.sync.aligned.m8n8.{part}")).count();
+        for (part, times) in expected {
+            assert_eq!(count(part), times, "{part} for {elem} {shape:?} {orders:?}:\n{ptx}");
+        }
+        let whole = expected.iter().map(|(_, times)| times).sum::<usize>();
+        assert_eq!(ptx.matches("ldmatrix").count(), whole, "{elem} {shape:?} {orders:?}");
+        assert_eq!(ptx.contains("ld.shared"), whole == 0, "{elem} {shape:?} {orders:?}:\n{ptx}");
+    }
 }

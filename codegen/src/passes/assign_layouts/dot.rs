@@ -48,6 +48,14 @@ impl DotPlan {
         }
     }
 
+    /// The element type in which products are summed.
+    pub fn acc(&self, dot: &DotShape) -> DType {
+        match self {
+            DotPlan::Mma(plan) => plan.instruction.acc,
+            DotPlan::Fma { .. } => mma::widened_acc(dot.acc),
+        }
+    }
+
     /// The layout of the accumulator and the result.
     pub fn acc_layout(&self, m: usize, n: usize) -> LinearLayout {
         match self {

@@ -6,7 +6,7 @@ use crate::analysis::access_layout::{extents, view_operands};
 use crate::analysis::padding::zero_from;
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, LayoutId, Literal, Loc, Op, OpData, OpId, Type, Use, Value};
 use crate::layout::{Conversion, LinearLayout, Swizzle};
-use crate::mma::Family;
+use crate::mma::{DotShape, Family};
 use std::collections::HashMap;
 
 /// A value of the old function in one layout (`None` for scalars and views).
@@ -449,17 +449,38 @@ impl Rewrite<'_, '_> {
         let data = self.old.op(id);
         let (shape, plan) = self.assignments.dot(id);
         let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
-        let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
-        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
+        let result_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
+        let acc_ty = result_ty.with_elem(plan.acc(&shape));
+        let sum = self.sum_of_products(id, &shape, &plan, &acc_ty);
+        let result = if acc_ty == result_ty { sum } else { self.emit_one(Op::Cast, vec![sum], result_ty) };
+        self.define((data.results[0], Some(acc_layout)), result);
+    }
+
+    /// acc + a·b in the type and the layout `acc_ty`.
+    fn sum_of_products(&mut self, id: OpId, shape: &DotShape, plan: &DotPlan, acc_ty: &Type) -> Value {
+        let [a, b, acc] = self.old.op(id).operands[..] else {
+            panic!("internal compiler error: a dot has three operands")
+        };
+        let start = |this: &mut Self| {
+            if this.old.ty(acc).dtype() == acc_ty.dtype() {
+                return this.get_as(acc, acc_ty);
+            }
+            match this.old.constant(acc) {
+                Some(value) => this.emit_one(Op::Constant { value }, vec![], acc_ty.clone()),
+                None => {
+                    let acc = this.get_as(acc, acc_ty);
+                    this.emit_one(Op::Cast, vec![acc], acc_ty.clone())
+                }
+            }
+        };
         if let Some(wgmma) = plan.wgmma().filter(|plan| !plan.instruction.allows_mn_major()) {
-            let acc = self.get(acc, acc_layout);
-            let result = self.k_major_dot(shape, wgmma, [a, b], acc);
-            return self.define((data.results[0], Some(acc_layout)), result);
+            let acc = start(self);
+            return self.k_major_dot(*shape, wgmma, [a, b], acc);
         }
         let [k_end, n_end] = self.nonzero_ends([a, b]);
-        let [a_dtype, b_dtype] = plan.operands(&shape);
+        let [a_dtype, b_dtype] = plan.operands(shape);
         let a = match plan.a_layout(shape.m, shape.k) {
-            Some(layout) if !self.is_loaded(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
+            Some(layout) if !self.is_loaded(a) && !self.stays_in_shared(a, &layout, acc, plan) => {
                 self.in_registers(a, &layout, a_dtype)
             }
             _ => self.in_shared(a, a_dtype),
@@ -468,15 +489,15 @@ impl Rewrite<'_, '_> {
             Some(layout) if !self.is_loaded(b) => self.in_registers(b, &layout, b_dtype),
             _ => self.in_shared(b, b_dtype),
         };
-        let acc = self.get(acc, acc_layout);
-        let result = match &plan {
+        let acc = start(self);
+        match plan {
             DotPlan::Mma(mma) => {
                 let (warps, operands) = (mma.warps.to_vec(), vec![a, b, acc]);
                 match mma.instruction.family {
                     Family::Wgmma => {
                         let op = Op::Wgmma { warps, k_end, n_end };
                         let started = self.emit_one(op, operands, acc_ty.clone());
-                        self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
+                        self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty.clone())
                     }
                     Family::MmaSync => {
                         let op = Op::MmaSync { precision: shape.precision, warps, k_end, n_end };
@@ -485,16 +506,15 @@ impl Rewrite<'_, '_> {
                             let zero = Op::Constant { value: Literal::Float(0.0) };
                             let zero = self.emit_one(zero, vec![], acc_ty.clone());
                             let sum = self.emit_one(op, vec![a, b, zero], acc_ty.clone());
-                            self.emit_one(Op::Binary(BinaryOp::Add), vec![acc, sum], acc_ty)
+                            self.emit_one(Op::Binary(BinaryOp::Add), vec![acc, sum], acc_ty.clone())
                         } else {
-                            self.emit_one(op, operands, acc_ty)
+                            self.emit_one(op, operands, acc_ty.clone())
                         }
                     }
                 }
             }
-            DotPlan::Fma { .. } => self.emit_one(Op::FmaDot, vec![a, b, acc], acc_ty),
-        };
-        self.define((data.results[0], Some(acc_layout)), result);
+            DotPlan::Fma { .. } => self.emit_one(Op::FmaDot, vec![a, b, acc], acc_ty.clone()),
+        }
     }
 
     /// The index along K from which both operands of a dot are zero, and the index along N from which the second is;

@@ -33,6 +33,7 @@ fn dots_agree_for_every_type_and_orientation() {
         (DType::F64, DType::F64, &all[3..]),
         (DType::BF16, DType::F32, &all[1..2]),
         (DType::F16, DType::F32, &all[2..3]),
+        (DType::F16, DType::F16, &all[1..2]),
         (DType::I8, DType::I32, &all[2..]),
         (DType::F8E4M3, DType::F32, &all[..1]),
     ] {
