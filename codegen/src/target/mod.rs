@@ -7,7 +7,7 @@ mod schedule_names;
 
 use crate::analysis::bounds::Footprint;
 use crate::analysis::tensor_map::{ALIGN, MAX_BOX, MAX_RANK};
-use crate::ir::DType;
+use crate::ir::{AtomicOp, DType};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -66,6 +66,13 @@ impl GpuArch {
             GpuArch::Sm89 => "8.9",
             GpuArch::Sm90a => "9.0",
         }
+    }
+
+    /// The largest number of consecutive elements that one instruction without a result adds to memory: four of f32 on
+    /// Hopper (`red.v4`, from PTX 8.1 on).
+    pub fn reduction_vector(self, op: AtomicOp, elem: DType, ptx_version: u32) -> usize {
+        let has_vectors = self >= GpuArch::Sm90a && ptx_version >= 81;
+        if has_vectors && op == AtomicOp::Add && elem == DType::F32 { 4 } else { 1 }
     }
 
     /// The name of the architecture in LLVM and ptxas.

@@ -6,7 +6,6 @@ use super::{Lowering, Result, llvm_type};
 use crate::analysis::access_layout::view_vector_width;
 use crate::ir::{AtomicOp, BinaryOp, DType, Elem, MemScope, MemSem, Op, OpId, Value};
 use crate::layout::{Dim, LinearLayout};
-use crate::target::GpuArch;
 
 /// Memory order and scope of an atomic.
 #[derive(Clone, Copy)]
@@ -85,19 +84,11 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The number of consecutive elements that one instruction adds to memory: Hopper has vector reductions (`red.v2`,
-    /// `red.v4`) of f32, without a result.
+    /// The number of consecutive elements that one instruction adds to memory.
     fn reduction_vector(&self, view: Value, op: AtomicOp, block: &BlockAddress, layout: &LinearLayout) -> usize {
-        // From PTX 8.1 on.
-        if self.arch != GpuArch::Sm90a
-            || self.options.ptx_version < 81
-            || op != AtomicOp::Add
-            || block.elem != DType::F32
-        {
-            return 1;
-        }
+        let most = self.arch.reduction_vector(op, block.elem, self.options.ptx_version);
         let vector = view_vector_width(self.func, &self.axis, view, &block.boundary) as usize;
-        vector.min(layout.contiguous_run(block.parts.order[0])).min(4)
+        vector.min(layout.contiguous_run(block.parts.order[0])).min(most)
     }
 
     /// Adds consecutive f32 to memory.

@@ -54,10 +54,16 @@ impl Assignments<'_> {
     }
 
     /// Whether each thread writes as many consecutive bytes as in the coalesced layout, or enough: for an atomic 8, where a
-    /// group of lanes fills a sector.
+    /// group of lanes fills a sector. For an atomic whose instructions add one element per lane, whether
+    /// lanes of one instruction fill half a sector, as those of a dot's sums do.
     fn is_as_wide(&self, id: OpId, tile: Value, layout: &LinearLayout, memory: &LinearLayout) -> bool {
         let (inner, bytes) = self.row_of(id, tile);
-        let enough = if matches!(self.func.op(id).op, Op::AtomicView { .. }) { SECTOR / 4 } else { WIDE };
+        let is_atomic = matches!(self.func.op(id).op, Op::AtomicView { .. });
+        if is_atomic && self.atomic_vector(id) == 1 {
+            let run = |layout: &LinearLayout| layout.lane_run(inner) / layout.contiguous_run(inner) * bytes;
+            return run(layout) >= run(memory).min(SECTOR / 2);
+        }
+        let enough = if is_atomic { SECTOR / 4 } else { WIDE };
         let run = |layout: &LinearLayout| layout.contiguous_run(inner) * bytes;
         run(layout) >= run(memory).min(enough)
     }

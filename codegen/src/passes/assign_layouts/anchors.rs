@@ -95,9 +95,20 @@ impl<'f> Assignments<'f> {
         let data = self.func.op(id);
         let most = match (&data.op, data.results.first()) {
             (Op::LoadView { .. } | Op::Load { .. }, Some(&loaded)) => self.max_store_vector(loaded),
+            // Without vectors, lanes with consecutive elements share the sectors of an instruction.
+            (Op::AtomicView { .. }, _) if self.atomic_vector(id) == 1 => 1,
             _ => u64::MAX,
         };
         memory_layout(self.func, &self.axis, data, self.num_warps, most)
+    }
+
+    /// The largest number of consecutive elements that one instruction of an `atomic_view` adds; 1 for other ops.
+    pub(super) fn atomic_vector(&self, id: OpId) -> usize {
+        let data = self.func.op(id);
+        match (&data.op, data.operands.get(1).and_then(|&tile| self.func.ty(tile).dtype())) {
+            (Op::AtomicView { op, .. }, Some(elem)) => self.arch.reduction_vector(*op, elem, self.options.ptx_version),
+            _ => 1,
+        }
     }
 
     /// The maximum number of consecutive elements per thread for a loaded tile, so that stores of elementwise results
