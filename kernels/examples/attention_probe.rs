@@ -19,7 +19,7 @@ use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target
 use tilewright_codegen::text;
 use tilewright_kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright_kernels::attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS;
-use tilewright_kernels::attention::config::{Pass, Tiles, d_tile, default_tiles};
+use tilewright_kernels::attention::config::{Pass, Tiles, adds_lanes_first, d_tile, default_tiles};
 use tilewright_kernels::attention::forward::FLASH_ATTENTION_FWD;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -115,6 +115,7 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
     let precision = given.get("precision").map_or(if dtype == DType::F32 { "tf32x3" } else { "ieee" }, String::as_str);
     let named = |key: &str, default: &'static str| given.get(key).cloned().unwrap_or(default.to_string());
     let (mask, score) = (named("mask", "dense"), named("score", "plain"));
+    let one_pass: bool = parsed(given, "one_pass", false)?;
     let int = |n: usize| ConstValue::Int(n as i64);
     let all = [
         ("d", int(d)),
@@ -126,7 +127,8 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
         ("causal", ConstValue::Bool(causal)),
         ("even_keys", ConstValue::Bool(even)),
         ("even_queries", ConstValue::Bool(even)),
-        ("one_pass", ConstValue::Bool(parsed(given, "one_pass", false)?)),
+        ("one_pass", ConstValue::Bool(one_pass)),
+        ("lanes_first", ConstValue::Bool(one_pass && adds_lanes_first(&Target::Nvptx(arch)))),
         ("precision", ConstValue::Variant(precision.to_string())),
         ("mask", ConstValue::Variant(mask.to_string())),
         ("score", ConstValue::Variant(score.to_string())),

@@ -98,7 +98,7 @@ constexpr_enum! {
         Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
         Config(m_tile = 128, n_tile = 128, k_tile = [32, 64], num_warps = 4, num_stages = 3),
         Config(m_tile = 128, n_tile = 256, k_tile = 32, num_warps = 8, num_stages = 2),
-        Config(m_tile = 64, n_tile = 128, k_tile = 32, num_warps = 4, num_stages = 3),
+        Config(m_tile = 64, n_tile = 128, k_tile = 32, num_warps = 4, num_stages = [3, 4]),
         Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(m_tile = 64, n_tile = [64, 128], k_tile = 16, num_warps = 4, num_stages = 4, warp_specialize = true),
         Config(m_tile = 64, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 4, warp_specialize = true),
@@ -415,9 +415,9 @@ fn keep(problem: &Problem, config: &Config) -> bool {
 /// The configuration where no tuning entry applies: the largest tiles, which read the operands less often, that leave work for all
 /// SMs; small matrices get tiles of their size.
 ///
-/// Those of `mma.sync` are the fastest at 4096³ and 8192³ of a few on an H200, in code for sm_80
-/// (`harness/records/2026-11-29-h200-mma-sync.jsonl`), and fit the shared memory of desktop GPUs. For bf16, steps of 64 are faster
-/// there, but slower where an SM has the shared memory for one such block only, as those GPUs and an A100.
+/// Those of `mma.sync` are the fastest of a few on an H200, in code for sm_80
+/// (`harness/records/2026-11-29-h200-mma-sync.jsonl`, for 16 bits `…/2026-11-30-h200-ldmatrix.jsonl`), and fit the shared memory of
+/// desktop GPUs.
 fn default_config(problem: &Problem) -> Config {
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
@@ -436,7 +436,7 @@ fn default_config(problem: &Problem) -> Config {
             };
             return config_of_cut(problem, bytes, problem.get("cut").unwrap_or_else(usual));
         }
-        (true, 2, _) => vec![of([128, 128, 32], 4, 3), of([64, 64, 64], 4, 4)],
+        (true, 2, _) => vec![of([128, 128, 32], 4, 3), of([64, 128, 32], 4, 4), of([64, 64, 64], 4, 4)],
         (true, 8, _) if hopper => vec![of([128, 128, 32], 8, 3), of([64, 64, 16], 4, 4), of([32, 32, 32], 4, 4)],
         (true, 8, _) => vec![of([64, 64, 16], 4, 3), of([32, 32, 32], 4, 2)],
         // Scalar FMAs: each of them reads both operands from shared memory.
@@ -655,7 +655,7 @@ pub(crate) fn cut_among([m, n, k]: [usize; 3], sms: usize, bytes: usize, step: i
 }
 
 /// Programs that keep most SMs of a Hopper GPU busy.
-const MIN_PROGRAMS: usize = 120;
+pub(crate) const MIN_PROGRAMS: usize = 120;
 
 /// The most rows or columns of a product that is bound by reading one operand, and is cut by the rows or columns of the result
 /// that this operand gives.

@@ -36,6 +36,8 @@ constexpr_enum! {
         Config(m_tile = 64, n_tile = [16, 32], k_tile = 128..=512, num_warps = 4, num_stages = [4, 8], warp_specialize = true),
         Config(m_tile = 128, n_tile = [16, 32], k_tile = 128..=256, num_warps = 8, num_stages = [4, 5], warp_specialize = true),
         Config(m_tile = 16..=128, n_tile = 64..=128, k_tile = 128, num_warps = [4, 8], num_stages = 3..=4),
+        Config(m_tile = 64..=128, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = [3, 4]),
+        Config(m_tile = 64..=128, n_tile = 128, k_tile = 128, num_warps = 4, num_stages = 2),
     ],
     keep = keep,
     key = [a_col_major, b_col_major, fast_accumulation, m, n, k, cut = cut_of_bytes([m, n, k], programs, fast_accumulation)],
@@ -228,10 +230,13 @@ fn expect_results_fit<O: Num>() -> Result<()> {
 
 /// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
 fn keep(problem: &Problem, config: &Config) -> bool {
-    let (Some(m_tile), Some(n_tile)) = (config.get::<usize>("m_tile"), config.get::<usize>("n_tile")) else {
+    let [Some(m_tile), Some(n_tile), Some(k_tile)] =
+        ["m_tile", "n_tile", "k_tile"].map(|name| config.get::<usize>(name))
+    else {
         return false;
     };
     let Target::Nvptx(arch) = problem.target else { return m_tile <= 128 && n_tile <= 128 };
+    let is_integer = problem.dtypes.first().is_some_and(|dtype| dtype.is_int());
     let warps = config.num_warps as usize;
     let sums_per_thread = m_tile * n_tile / (32 * warps);
     match config.schedule.warp_specialize {
@@ -242,7 +247,9 @@ fn keep(problem: &Problem, config: &Config) -> bool {
             let least = if n_tile < 64 { 8 } else { 64 };
             arch >= GpuArch::Sm90a && m_tile >= 16 * warps && (least..=most).contains(&sums_per_thread)
         }
-        _ => (8..=64).contains(&sums_per_thread) && (warps == 4 || m_tile == 128),
+        // Hopper's tiles of this kind are all of the same depth. Sums in i32 have no second set.
+        _ if arch >= GpuArch::Sm90a && (k_tile < 128 || config.num_stages < 3) => false,
+        _ => (8..=if is_integer { 128 } else { 64 }).contains(&sums_per_thread) && (warps == 4 || m_tile == 128),
     }
 }
 
@@ -269,10 +276,19 @@ fn default_config(problem: &Problem) -> Config {
         let cut = problem.get("cut").unwrap_or_else(|| cut_of_bytes(["m", "n", "k"].map(size), SMS, fast));
         return config_of_cut(problem, 1, cut);
     }
-    let [rows, columns, depth] = if problem.is_gpu() { [128, 128, 64] } else { [64; 3] };
+    // Of 8-bit integers, those of `mma.sync` that were the fastest, in code for sm_80 on an H200
+    // (`harness/records/2026-11-30-h200-ldmatrix.jsonl`); and of those that leave space for a second block on desktop GPUs.
+    let is_integer = problem.dtypes.first().is_some_and(|dtype| dtype.is_int());
+    let (tile, num_warps, num_stages) = match problem.target {
+        Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10 => ([64, 128, 64], 4, 4),
+        Target::Nvptx(_) if is_integer => ([128, 128, 128], 4, 2),
+        Target::Nvptx(_) => ([128, 128, 64], 8, 3),
+        _ => ([64; 3], 8, 3),
+    };
+    let [rows, columns, depth] = tile;
     // The sizes in the key are powers of two.
     let fit = |name: &str, least: usize, most: usize| (problem.int(name).unwrap_or(1) as usize).clamp(least, most);
     let (m, n, k) = (fit("m", 16, rows), fit("n", 16, columns), fit("k", 32, depth));
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
-    config.num_warps(if m * n < 64 * 128 { 4 } else { 8 }).num_stages(3)
+    config.num_warps(if m * n < 64 * 128 { 4 } else { num_warps }).num_stages(num_stages)
 }

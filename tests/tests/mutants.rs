@@ -293,7 +293,10 @@ fn dkdv(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOpti
     let zeros = HostTensor::of(DType::F32, &[sum_rows, D], &[D, 1], &vec![0.0; sum_rows * D]);
     tensors.extend([Arg::Out(attention_output(keys)), Arg::Out(attention_output(keys)), Arg::Out(zeros)]);
     let args = attention_arguments(tensors, queries, keys, None);
-    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass };
+    let lanes_first = one_pass && arch < GpuArch::Sm90a;
+    let consts = consts! {
+        d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass, lanes_first = lanes_first,
+    };
     Case::new(name, &FLASH_ATTENTION_BWD_DKDV, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
 }
 

@@ -26,7 +26,7 @@ use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
 /// dK and dV: a program per tile of keys loops over the queries that see it. With `one_pass`, it also adds dS K to
-/// `dq_sum` ([`dq_sum_block`]).
+/// `dq_sum` ([`dq_sum_block`]), in the order that `lanes_first` says.
 ///
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ are then left operands of the dots that
 /// accumulate dV and dK. Query heads of a group share keys, so the program loops over all of them.
@@ -87,6 +87,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[heuristic(n_k.is_multiple_of(k_tile))]
     even_keys: bool,
     #[constexpr = false] one_pass: bool,
+    #[constexpr = false] lanes_first: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = DENSE] mask: &'static MaskMod,
@@ -192,7 +193,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
                         dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
                     }
                     dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-                    atomic_add(dq_block, fragments(partial_dq));
+                    atomic_add(dq_block, fragments(partial_dq, lanes_first));
                     dq_block = dq_block.advance([q_tile / 16, 0]);
                 } else {
                     dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);

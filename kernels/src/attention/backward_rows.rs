@@ -52,7 +52,7 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
 ///
 /// `num_splits` is the number of splits of the loop ([`split_kv`](super::split_kv)), and 1 for dQ of one pass. `sums`
 /// is dense f32 [batch · num_splits, heads, n, d], `grad` [batch, heads, n, d]. With `fragments`, `sums` is `dq_sum` of
-/// one pass ([`dq_sum_block`]).
+/// one pass ([`dq_sum_block`]), in the order that `lanes_first` says.
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel(grid = (cdiv(n, row_tile), heads, batch))]
@@ -67,6 +67,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] row_tile: usize,
     #[constexpr = false] fragments: bool,
+    #[constexpr = false] lanes_first: bool,
 ) {
     let (head, batch) = (program_id(1), program_id(2));
     let first_row = program_id(0) * row_tile;
@@ -76,7 +77,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
         if fragments {
             let index = (batch * num_programs(1) + head).to::<i64>();
             let block = dq_sum_block(sums, index, program_id(0) * (row_tile / 16), n, row_tile, d_tile);
-            total += rows_of_fragments(load(block));
+            total += rows_of_fragments(load(block), lanes_first);
         } else {
             let rows = row_offset(head, batch * num_splits + split, n);
             total += load(
@@ -127,22 +128,28 @@ pub(super) fn dq_sum_block(
 }
 
 /// A tile [rows, d_tile] in the order of the accumulators of `mma.sync` and `wgmma`, as [rows / 16, 16 · d_tile]: each
-/// lane of a warp holds four consecutive elements, and the warp 128, so that it writes them without bank conflicts.
+/// lane of a warp holds four consecutive elements, and the warp 128, so that it writes them without bank conflicts. With
+/// `lanes_first`, the lanes hold 32 consecutive elements four times, which suits GPUs whose instructions add one per lane.
 /// (PTX ISA, accumulator fragments of `wgmma`: lane l has columns 2 · (l mod 4) and the next of rows ⌊l / 4⌋ and
 /// ⌊l / 4⌋ + 8, in every group of 8 columns.)
 #[device_fn]
-pub(super) fn fragments(tile: Tile<f32>) -> Tile<f32> {
+pub(super) fn fragments(tile: Tile<f32>, lanes_first: bool) -> Tile<f32> {
     let (rows, d_tile) = (tile.shape()[0], tile.shape()[1]);
     let parts = tile.reshape([rows / 16, 2, 8, d_tile / 8, 4, 2]);
-    parts.permute([0, 3, 2, 4, 1, 5]).reshape([rows / 16, 16 * d_tile])
+    let parts = parts.permute(if lanes_first { [0, 3, 1, 5, 2, 4] } else { [0, 3, 2, 4, 1, 5] });
+    parts.reshape([rows / 16, 16 * d_tile])
 }
 
 /// The inverse of [`fragments`].
 #[device_fn]
-fn rows_of_fragments(tile: Tile<f32>) -> Tile<f32> {
+fn rows_of_fragments(tile: Tile<f32>, lanes_first: bool) -> Tile<f32> {
     let (blocks, d_tile) = (tile.shape()[0], tile.shape()[1] / 16);
-    let parts = tile.reshape([blocks, d_tile / 8, 8, 4, 2, 2]);
-    parts.permute([0, 4, 2, 1, 3, 5]).reshape([16 * blocks, d_tile])
+    let parts = if lanes_first {
+        tile.reshape([blocks, d_tile / 8, 2, 2, 8, 4]).permute([0, 2, 4, 1, 5, 3])
+    } else {
+        tile.reshape([blocks, d_tile / 8, 8, 4, 2, 2]).permute([0, 4, 2, 1, 3, 5])
+    };
+    parts.reshape([16 * blocks, d_tile])
 }
 
 /// A block pointer to the `tile` = (rows, columns) of dense f32 sums [n, d], from row `first` on.

@@ -73,12 +73,24 @@ pub fn is_sub_wave([batch, heads]: [usize; 2], rows: usize) -> bool {
     batch.saturating_mul(heads).saturating_mul(rows.div_ceil(64)) < MIN_PROGRAMS
 }
 
-/// Whether the backward pass in one pass is faster than in two: on Hopper, where TMA adds the tiles of dQ, for bf16 and
-/// f16 and grids of more than a wave. Measured with the causal mask and d = 64 and 128
-/// (`harness/records/2026-11-25-h100-one-pass.jsonl`); without a mask and with padded d the loop is the same.
+/// Whether the backward pass in one pass is faster than in two, for bf16 and f16 and grids of more than a wave: on Hopper,
+/// where TMA adds the tiles of dQ (`harness/records/2026-11-25-h100-one-pass.jsonl`), and on older GPUs with 163 KB of shared
+/// memory (`…/2026-11-30-h200-ldmatrix.jsonl`, code for sm_80). Measured with d = 64 and 128; with padded d the loop is the
+/// same.
 pub fn one_pass_is_faster(target: &Target, element_bytes: usize, [batch, heads_kv, n_k, d]: [usize; 4]) -> bool {
-    let has_wgmma = is_hopper(target) && element_bytes == 2;
-    has_wgmma && matches!(d_tile(d), 64 | 128) && !is_sub_wave([batch, heads_kv], n_k)
+    let has_memory = matches!(target, Target::Nvptx(arch) if !is_small(*arch));
+    has_memory && element_bytes == 2 && matches!(d_tile(d), 64 | 128) && !is_sub_wave([batch, heads_kv], n_k)
+}
+
+/// Whether the kernel of one pass adds dQ with consecutive elements in the lanes of a warp: on GPUs that add single elements,
+/// before Hopper.
+pub fn adds_lanes_first(target: &Target) -> bool {
+    matches!(target, Target::Nvptx(arch) if *arch < GpuArch::Sm90a)
+}
+
+/// Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.
+fn is_small(arch: GpuArch) -> bool {
+    arch.max_shared_bytes() < 128 << 10
 }
 
 /// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
@@ -93,6 +105,16 @@ pub fn default_config(pass: Pass, problem: &Problem) -> Config {
         Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
         Some(true) if problem.is_gpu() && bytes == 2 && d_tile(d) <= 64 => Some(Tiles::new(64, 64, 4, 2)),
         Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 => Some(shared_tiles(problem)),
+        // With the causal mask, these spill.
+        _ if problem.is_gpu()
+            && !hopper
+            && bytes == 2
+            && pass == Pass::Forward
+            && d_tile(d) == 128
+            && problem.get("causal") == Some(false) =>
+        {
+            Some(Tiles::new(128, 32, 4, 2))
+        }
         _ => None,
     };
     tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
@@ -250,20 +272,22 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
     if is_hopper(target) && d_tile(d) <= 128 {
         return hopper_tiles(pass, d);
     }
-    // With d = 64 and 128 those of `2026-11-29-h200-mma-sync.jsonl`: a warp has 32 rows, for which it reads the other operand once.
-    // Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.
-    let is_small = arch.max_shared_bytes() < 128 << 10;
+    // With d = 64 and 128 the fastest of `2026-11-30-h200-ldmatrix.jsonl` that spill no registers, and of which two blocks fit
+    // into an SM of such a GPU where possible.
+    let is_small = is_small(*arch);
     match (pass, d_tile(d)) {
         (Pass::Forward, ..=64) => Tiles::new(128, 64, 4, 2),
-        (Pass::Forward, 128) => Tiles::new(128, 32, 4, 3),
+        (Pass::Forward, 128) if is_small => Tiles::new(64, 32, 4, 2),
+        (Pass::Forward, 128) => Tiles::new(64, 64, 4, 2),
         (Pass::Forward, _) if is_small => Tiles::new(128, 32, 8, 2),
         (Pass::Forward, _) => Tiles::new(128, 64, 8, 2),
         // Wider tiles spill with the causal mask.
-        (Pass::Dkdv, ..=64) => Tiles::new(16, 128, 4, 2),
+        (Pass::Dkdv, ..=64) if is_small => Tiles::new(16, 128, 4, 2),
+        (Pass::Dkdv, ..=64) => Tiles::new(64, 64, 4, 2),
         (Pass::Dq, ..=64) => Tiles::new(128, 32, 4, 2),
-        (Pass::Dq, 128) => Tiles::new(64, 64, 4, 2),
-        // Four warps and 64 × 64 spill, and so do accumulators that stay in flight.
-        (Pass::Dkdv, 128) => without_overlap(Tiles::new(32, 128, 8, 2)),
+        (Pass::Dq, 128) if is_small => Tiles::new(64, 64, 4, 2),
+        (Pass::Dq, 128) => Tiles::new(128, 64, 8, 2),
+        (Pass::Dkdv, 128) => Tiles::new(32, 64, 4, 2),
         (Pass::Dkdv, _) if is_small => Tiles::new(32, 32, 8, 2),
         (Pass::Dkdv, _) => Tiles::new(32, 64, 8, 2),
         (Pass::Dq, _) => Tiles::new(64, 32, 8, 2),

@@ -2,7 +2,7 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::FlashAttentionBwdPostprocess;
-use super::config::{Pass, Tiles, is_sub_wave, modified_tiles};
+use super::config::{Pass, Tiles, adds_lanes_first, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Problem, Saved, Tensor, TensorMut, expect};
 use super::split_kv::{KvSplit, MIN_SPLIT_ROWS};
@@ -116,6 +116,7 @@ pub(super) fn launch_postprocess<T: FloatElement>(
         scale: if split.is_split() { 1.0 } else { p.scale },
         row_tile: ROW_TILE,
         fragments: !split.is_split(),
+        lanes_first: adds_lanes_first(&p.device.target()),
     }
     .launch_with(p.device, &p.options.launch_rows())
 }
@@ -133,6 +134,7 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
     launch!(FlashAttentionBwdDkdv, Pass::Dkdv, p, split, [q, k, v], {
         d_o, lse2, delta, dk, dv, dq_sum, one_pass: p.one_pass,
+        lanes_first: adds_lanes_first(&p.device.target()),
     })
 }
 

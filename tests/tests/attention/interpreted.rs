@@ -117,12 +117,21 @@ fn check_replicas(
 }
 
 fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
-    for one_pass in [false, true] {
-        check_backward_in(one_pass, form, case, tiles, inputs, expected);
+    for backward in [TwoPass, OnePass { lanes_first: false }, OnePass { lanes_first: true }] {
+        check_backward_in(backward, form, case, tiles, inputs, expected);
     }
 }
 
-fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
+/// How the gradient of q is computed.
+#[derive(Clone, Copy, PartialEq)]
+enum Backward {
+    TwoPass,
+    OnePass { lanes_first: bool },
+}
+use Backward::{OnePass, TwoPass};
+
+fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
+    let (one_pass, lanes_first) = (backward != TwoPass, backward == OnePass { lanes_first: true });
     let p = &case.problem;
     let dtypes = [case.dtype; 2];
     let rows = expected.lse.len();
@@ -156,7 +165,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let consts = with(common(form, &case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let consts = with(consts, "even_keys", p.n_k.is_multiple_of(tiles.k));
-    let consts = with(consts, "one_pass", one_pass);
+    let consts = with(with(consts, "one_pass", one_pass), "lanes_first", lanes_first);
     let key_programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch]);
     interpret(form, &FLASH_ATTENTION_BWD_DKDV, &dtypes, &consts, key_programs, &mut args);
     case.check("dk", &dk, &expected.gradients.dk);
@@ -167,7 +176,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         // One split.
         let mut args = vec![Arg::In(&dq_sum), Arg::Out(&mut dq), 1.into(), Arg::Float(p.scale)];
         shape_consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
-        shape_consts.extend_from_slice(consts! { row_tile = tiles.q, fragments = true });
+        shape_consts.extend_from_slice(consts! { row_tile = tiles.q, fragments = true, lanes_first = lanes_first });
         interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes[..1], &shape_consts, query_programs, &mut args);
     } else {
         let mut tensors = read();
@@ -223,7 +232,7 @@ fn default_tiles_of_f32() {
     let form = |num_warps| Form::Simulated { arch: GpuArch::Sm90a, num_warps, num_stages: 2 };
     check_forward(form(8), case, Tiles { q: 32, k: 64 }, &inputs, &expected);
     check_backward(form(8), case, Tiles { q: 64, k: 32 }, &inputs, &expected);
-    check_backward_in(false, form(4), case, Tiles { q: 16, k: 64 }, &inputs, &expected);
+    check_backward_in(TwoPass, form(4), case, Tiles { q: 16, k: 64 }, &inputs, &expected);
 }
 
 /// Warp specialization with one and two consumer warpgroups: full and masked tiles, unaligned lengths, groups of heads,
@@ -254,7 +263,7 @@ fn dv_during_the_barrier() {
     for case in [Case::new(512, 128, 64), Case::new(300, 200, 64).causal()] {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
-        check_backward_in(true, form, case, Tiles { q: 128, k: 128 }, &inputs, &expected);
+        check_backward_in(OnePass { lanes_first: false }, form, case, Tiles { q: 128, k: 128 }, &inputs, &expected);
     }
 }
 

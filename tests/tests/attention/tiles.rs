@@ -7,7 +7,7 @@ use tilewright::codegen::lower::nvptx;
 use tilewright::codegen::pipeline::gpu_ir;
 use tilewright::codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
-use tilewright::kernels::attention::config::{Pass, d_tile, default_tiles};
+use tilewright::kernels::attention::config::{Pass, adds_lanes_first, d_tile, default_tiles, one_pass_is_faster};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_tests::consts;
 
@@ -36,12 +36,20 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
     ];
     for arch in [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a] {
         for (pass, def) in kernels {
-            for (dtype, d) in [(DType::BF16, 128), (DType::BF16, 256), (DType::F32, 128), (DType::F32, 256)] {
-                let tiles = default_tiles(pass, d, dtype.bytes(), &Target::Nvptx(arch));
-                let constants = consts! {
+            let bf16 = [64, 128, 256].map(|d| (DType::BF16, d));
+            for (dtype, d) in bf16.into_iter().chain([(DType::F32, 128), (DType::F32, 256)]) {
+                let target = Target::Nvptx(arch);
+                let tiles = default_tiles(pass, d, dtype.bytes(), &target);
+                let one_pass = pass == Pass::Dkdv && one_pass_is_faster(&target, dtype.bytes(), [1, 16, 8192, d]);
+                let mut constants = consts! {
                     d = d, d_tile = d_tile(d), q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
                     precision = Precision::Tf32x3,
-                };
+                }
+                .to_vec();
+                if one_pass {
+                    constants.extend_from_slice(consts! { one_pass = true, lanes_first = adds_lanes_first(&target) });
+                }
+                let constants = &constants;
                 let func = def.record(&[dtype; 2], constants, &dense(def)).unwrap_or_else(|e| panic!("{e}"));
                 let options = CompileOptions {
                     num_warps: tiles.num_warps,
