@@ -272,8 +272,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
     if is_hopper(target) && d_tile(d) <= 128 {
         return hopper_tiles(pass, d);
     }
-    // With d = 64 and 128 the fastest of `2026-11-30-h200-ldmatrix.jsonl` that spill no registers, and of which two blocks fit
-    // into an SM of such a GPU where possible.
+    // With d = 64 and 128 the fastest of `2026-11-30-h200-ldmatrix.jsonl` that spill no registers (two passes with d = 128
+    // 4 bytes), and of which two blocks fit into an SM of such a GPU where possible.
     let is_small = is_small(*arch);
     match (pass, d_tile(d)) {
         (Pass::Forward, ..=64) => Tiles::new(128, 64, 4, 2),
