@@ -446,9 +446,8 @@ fn default_config(problem: &Problem) -> Config {
         (true, _, Precision::Tf32) => vec![of([128, 256, 32], 8, 2), of([64, 128, 32], 4, 3), of([64, 64, 32], 4, 3)],
         (true, _, Precision::Tf32x3) => vec![of([64, 128, 32], 4, 3), of([64, 64, 32], 4, 3)],
     };
-    let programs = |tile: &TileChoice| size("m").div_ceil(tile.m).saturating_mul(size("n").div_ceil(tile.n));
-    let smallest = choices[choices.len() - 1];
-    let largest = choices.into_iter().find(|tile| programs(tile) >= MIN_PROGRAMS).unwrap_or(smallest);
+    let (smallest, extents) = (choices[choices.len() - 1], ["m", "n"].map(size));
+    let largest = choices.into_iter().find(|tile| occupies(extents, [tile.m, tile.n])).unwrap_or(smallest);
     // The sizes in the key are powers of two.
     let fit = |name: &str, largest: usize| size(name).clamp(16, largest);
     let (m, n, k) = (fit("m", largest.m), fit("n", largest.n), fit("k", largest.k));
@@ -654,8 +653,10 @@ pub(crate) fn cut_among([m, n, k]: [usize; 3], sms: usize, bytes: usize, step: i
     times.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(Cut::PLACEHOLDER, |(_, cut)| cut)
 }
 
-/// Programs that keep most SMs of a Hopper GPU busy.
-pub(crate) const MIN_PROGRAMS: usize = 120;
+/// Whether tiles of this size give programs for most SMs of a Hopper GPU.
+pub(crate) fn occupies([m, n]: [usize; 2], [rows, columns]: [usize; 2]) -> bool {
+    m.div_ceil(rows).saturating_mul(n.div_ceil(columns)) >= 120
+}
 
 /// The most rows or columns of a product that is bound by reading one operand, and is cut by the rows or columns of the result
 /// that this operand gives.

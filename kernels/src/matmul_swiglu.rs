@@ -3,7 +3,7 @@
 //!
 //! Both products share the loads of a. y is computed of the sums in f32, before they are rounded.
 
-use crate::matmul::{Cut, MIN_PROGRAMS, SMS, config_of_cut, cut_among, grid, is_col_major, order, sms};
+use crate::matmul::{Cut, SMS, config_of_cut, cut_among, grid, is_col_major, occupies, order, sms};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
 use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_runtime::autotune::{Config, Problem};
@@ -121,9 +121,8 @@ fn default_config(problem: &Problem) -> Config {
     }
     // Of 16 bits, those of `mma.sync` that were the fastest, in code for sm_80 on an H200
     // (`harness/records/2026-11-30-h200-ldmatrix.jsonl`).
-    let is_wide = size("m").div_ceil(128).saturating_mul(size("n").div_ceil(64)) >= MIN_PROGRAMS;
     let [rows, columns, depth] = match (problem.is_gpu(), bytes) {
-        (true, 2) if is_wide => [128, 64, 32],
+        (true, 2) if occupies(["m", "n"].map(size), [128, 64]) => [128, 64, 32],
         (true, 2) | (false, _) => [64, 64, 32],
         (true, _) => [32, 32, 16],
     };

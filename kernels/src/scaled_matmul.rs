@@ -247,9 +247,12 @@ fn keep(problem: &Problem, config: &Config) -> bool {
             let least = if n_tile < 64 { 8 } else { 64 };
             arch >= GpuArch::Sm90a && m_tile >= 16 * warps && (least..=most).contains(&sums_per_thread)
         }
-        // Hopper's tiles of this kind are all of the same depth. Sums in i32 have no second set.
+        // Hopper's tiles of this kind are all of the same depth. Before it, sums in i32 may take the space of a second set.
         _ if arch >= GpuArch::Sm90a && (k_tile < 128 || config.num_stages < 3) => false,
-        _ => (8..=if is_integer { 128 } else { 64 }).contains(&sums_per_thread) && (warps == 4 || m_tile == 128),
+        _ => {
+            let most = if is_integer && arch < GpuArch::Sm90a { 128 } else { 64 };
+            (8..=most).contains(&sums_per_thread) && (warps == 4 || m_tile == 128)
+        }
     }
 }
 
@@ -280,7 +283,7 @@ fn default_config(problem: &Problem) -> Config {
     // (`harness/records/2026-11-30-h200-ldmatrix.jsonl`); and of those that leave space for a second block on desktop GPUs.
     let is_integer = problem.dtypes.first().is_some_and(|dtype| dtype.is_int());
     let (tile, num_warps, num_stages) = match problem.target {
-        Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10 => ([64, 128, 64], 4, 4),
+        Target::Nvptx(arch) if arch.is_desktop() => ([64, 128, 64], 4, 4),
         Target::Nvptx(_) if is_integer => ([128, 128, 128], 4, 2),
         Target::Nvptx(_) => ([128, 128, 64], 8, 3),
         _ => ([64; 3], 8, 3),

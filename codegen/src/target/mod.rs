@@ -94,6 +94,11 @@ impl GpuArch {
         }
     }
 
+    /// Whether this is an architecture of desktop GPUs, whose blocks have 99 KB of shared memory: others have 163 KB and more.
+    pub fn is_desktop(self) -> bool {
+        matches!(self, GpuArch::Sm86 | GpuArch::Sm89)
+    }
+
     /// The best architecture for a device of this compute capability; `None` before 8.0. Later devices run code for
     /// earlier architectures; later desktop devices have the shared memory of `Sm89`.
     pub fn for_compute_capability(major: i32, minor: i32) -> Option<GpuArch> {

@@ -78,7 +78,7 @@ pub fn is_sub_wave([batch, heads]: [usize; 2], rows: usize) -> bool {
 /// memory (`…/2026-11-30-h200-ldmatrix.jsonl`, code for sm_80). Measured with d = 64 and 128; with padded d the loop is the
 /// same.
 pub fn one_pass_is_faster(target: &Target, element_bytes: usize, [batch, heads_kv, n_k, d]: [usize; 4]) -> bool {
-    let has_memory = matches!(target, Target::Nvptx(arch) if !is_small(*arch));
+    let has_memory = matches!(target, Target::Nvptx(arch) if !arch.is_desktop());
     has_memory && element_bytes == 2 && matches!(d_tile(d), 64 | 128) && !is_sub_wave([batch, heads_kv], n_k)
 }
 
@@ -88,16 +88,12 @@ pub fn adds_lanes_first(target: &Target) -> bool {
     matches!(target, Target::Nvptx(arch) if *arch < GpuArch::Sm90a)
 }
 
-/// Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.
-fn is_small(arch: GpuArch) -> bool {
-    arch.max_shared_bytes() < 128 << 10
-}
-
 /// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
 pub fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
     let hopper = is_hopper(&problem.target);
+    let mma_sync = problem.is_gpu() && !hopper && bytes == 2;
     let tf32x3 = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
     let sub_wave: Option<bool> = problem.get("sub_wave");
     let tiles = match sub_wave {
@@ -106,13 +102,7 @@ pub fn default_config(pass: Pass, problem: &Problem) -> Config {
         Some(true) if problem.is_gpu() && bytes == 2 && d_tile(d) <= 64 => Some(Tiles::new(64, 64, 4, 2)),
         Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 => Some(shared_tiles(problem)),
         // With the causal mask, these spill.
-        _ if problem.is_gpu()
-            && !hopper
-            && bytes == 2
-            && pass == Pass::Forward
-            && d_tile(d) == 128
-            && problem.get("causal") == Some(false) =>
-        {
+        _ if mma_sync && pass == Pass::Forward && d_tile(d) == 128 && problem.get("causal") == Some(false) => {
             Some(Tiles::new(128, 32, 4, 2))
         }
         _ => None,
@@ -274,7 +264,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
     }
     // With d = 64 and 128 the fastest of `2026-11-30-h200-ldmatrix.jsonl` that spill no registers (two passes with d = 128
     // 4 bytes), and of which two blocks fit into an SM of such a GPU where possible.
-    let is_small = is_small(*arch);
+    let is_small = arch.is_desktop();
     match (pass, d_tile(d)) {
         (Pass::Forward, ..=64) => Tiles::new(128, 64, 4, 2),
         (Pass::Forward, 128) if is_small => Tiles::new(64, 32, 4, 2),
