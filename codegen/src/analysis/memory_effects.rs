@@ -62,7 +62,10 @@ pub fn underlying_arguments(func: &Func, v: Value) -> HashSet<Value> {
 /// inline assembly, whose effects are unknown.
 pub fn may_release_stores(func: &Func) -> bool {
     func.walk().iter().any(|&id| {
-        matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::InlineAsm { pure: false, .. })
+        matches!(
+            func.op(id).op,
+            Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::SemaphoreWait | Op::InlineAsm { pure: false, .. }
+        )
     })
 }
 

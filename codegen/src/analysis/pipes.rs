@@ -82,6 +82,7 @@ pub fn pipe(func: &Func, id: OpId) -> Option<Pipe> {
         | Op::Store { .. }
         | Op::AtomicRmw { .. }
         | Op::AtomicCas { .. }
+        | Op::SemaphoreWait
         | Op::LocalLoad
         | Op::LocalStore
         | Op::TakeIndex

@@ -1,11 +1,11 @@
 //! Control flow. An execution context is a position in nested regions: a program has one for its body, and one for each
 //! partition of a warp-specialized region.
 
-use super::InterpError;
 use super::barriers::UsedByOthers;
 use super::machine::{Fault, Machine, replicas_of_producer};
 use super::value::{Barriers, Tile, Val};
-use crate::ir::{BlockId, DType, Op, OpId};
+use super::{InterpError, access};
+use crate::ir::{AtomicOp, BlockId, DType, MemSem, Op, OpId};
 use crate::num;
 
 /// A position in nested regions.
@@ -156,6 +156,14 @@ impl Machine<'_> {
                     frame.at += 1;
                     continue;
                 }
+                Op::SemaphoreWait => {
+                    let has_value = self.poll(id)?;
+                    frame.at += usize::from(has_value);
+                    if self.yields_after(id) || !has_value {
+                        return Ok(Pause::Switch);
+                    }
+                    continue;
+                }
                 Op::PingpongWait => {
                     if !self.has_turn(id)? {
                         return Ok(Pause::Blocked(id));
@@ -263,6 +271,16 @@ impl Machine<'_> {
             self.count_op(id)?;
         }
         Ok(passed)
+    }
+
+    /// Reads a semaphore; returns whether it has the value that the op waits for.
+    fn poll(&mut self, id: OpId) -> Result<bool, InterpError> {
+        self.count_op(id)?;
+        let operands = self.operands(id);
+        let (counter, value) = (operands[0].tile(), operands[1].tile());
+        let zero = Tile::scalar(DType::I32, 0);
+        let found = access::atomic_rmw(self.memory, AtomicOp::Add, counter, &zero, None, MemSem::Acquire);
+        Ok(found.map_err(|message| self.error(id, message))?.bits == value.bits)
     }
 
     /// Whether a producer waits for the release of a buffer of another program of its block, which is not interpreted.

@@ -125,7 +125,7 @@ pub(super) struct Machine<'a> {
     pub func: &'a Func,
     /// Whether programs of a block take turns, in which others use the buffers of a producer.
     pub takes_turns: bool,
-    memory: &'a mut Memory,
+    pub memory: &'a mut Memory,
     trace: &'a mut dyn Trace,
     max_ops: u64,
     grid: [u32; 3],
@@ -258,7 +258,7 @@ impl Machine<'_> {
         let func = self.func;
         let data = func.op(id);
         let atomic = match data.op {
-            Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::AtomicView { .. } => true,
+            Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::AtomicView { .. } | Op::SemaphoreWait => true,
             Op::Load { .. }
             | Op::Store { .. }
             | Op::LoadView { .. }
@@ -488,6 +488,7 @@ impl<'a> Machine<'a> {
             | Op::While
             | Op::WarpSpecialize { .. }
             | Op::MbarrierWait
+            | Op::SemaphoreWait
             | Op::PingpongWait
             | Op::Yield
             | Op::Condition

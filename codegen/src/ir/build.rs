@@ -37,6 +37,7 @@ impl Op {
                 | Op::TmaStore { .. }
                 | Op::AtomicRmw { .. }
                 | Op::AtomicCas { .. }
+                | Op::SemaphoreWait
                 | Op::AtomicView { .. }
         )
     }

@@ -387,6 +387,9 @@ op_table! {
     /// Compare and swap. Returns the old value (zero where masked off). Operands: pointer(s), expected, new, optionally
     /// a bool mask. By default acquire-release, device scope.
     AtomicCas { sem: Option<MemSem>, scope: Option<MemScope> } = "atomic_cas" (3..4) -> 1, Write, Tile;
+    /// Waits until the counter has a value. Accesses of the program after it see what another program wrote before it set that value
+    /// by an `atomic_rmw` that releases. Operands: pointer to an i32, value.
+    SemaphoreWait = "semaphore_wait" (2..2) -> 0, Write, Tile;
 
     // Shape.
 

@@ -7,7 +7,7 @@ use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile, describe};
 use super::index::{IndexList, Unset, check_shape};
 use super::operand::{FloatLiteral, IntegerLiteral, Operand, Raw, broadcast, constant};
 use super::record::{emit, error_here, fail, shape};
-use crate::ir::{AtomicOp, DType, Op, Value};
+use crate::ir::{AtomicOp, DType, Op, Type, Value};
 pub use crate::ir::{Eviction, MemScope, MemSem, Padding};
 
 /// A block of the tensor that starts at `base`. All lists have one entry per dimension; shape, strides and offsets are
@@ -527,6 +527,35 @@ atomics! {
     atomic_xor, Xor;
     /// `*p = value`, atomic, for the same types; see [`atomic_add`].
     atomic_xchg, Xchg;
+}
+
+/// Waits until the number at `counter` is `value`, and sees what other programs wrote before their [`semaphore_release`] of that
+/// value: with it, programs have an order, or wait for each other's results.
+///
+/// A program that runs must not wait for one that cannot start before it ends. GPUs start programs in the order of their
+/// `program_id`s, axis 0 first.
+#[track_caller]
+pub fn semaphore_wait(counter: Ptr<i32>, value: impl Operand<i32>) {
+    let (counter, value) = semaphore(counter, value, "semaphore_wait");
+    emit(|b| b.op(Op::SemaphoreWait, &[counter, value], &[]));
+}
+
+/// Sets the number at `counter` to `value`, after all that this program has written: see [`semaphore_wait`].
+#[track_caller]
+pub fn semaphore_release(counter: Ptr<i32>, value: impl Operand<i32>) {
+    let (counter, value) = semaphore(counter, value, "semaphore_release");
+    emit(|b| {
+        let op = Op::AtomicRmw { op: AtomicOp::Xchg, sem: Some(MemSem::Release), scope: None };
+        b.op(op, &[counter, value], &[Type::scalar(DType::I32)])
+    });
+}
+
+/// The counter of a semaphore, and a value of it.
+#[track_caller]
+fn semaphore(counter: Ptr<i32>, value: impl Operand<i32>, what: &str) -> (Value, Value) {
+    let (v, writable) = counter.address();
+    check_writable(writable, what);
+    (v, value_to_store(value.raw(), &[], DType::I32, v))
 }
 
 /// An attribute, unless it is the default.

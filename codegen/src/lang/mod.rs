@@ -61,8 +61,8 @@ pub use math::{
 };
 pub use memory::{
     Eviction, MemScope, MemSem, Padding, advance, atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min,
-    atomic_or, atomic_xchg, atomic_xor, load, load_tensor_descriptor, make_block_ptr, make_tensor_descriptor, store,
-    store_tensor_descriptor,
+    atomic_or, atomic_xchg, atomic_xor, load, load_tensor_descriptor, make_block_ptr, make_tensor_descriptor,
+    semaphore_release, semaphore_wait, store, store_tensor_descriptor,
 };
 pub use operand::{FloatLiteral, HostNum, IntegerLiteral, Operand};
 pub use random::{philox, rand, rand4x, randint, randint4x, randn, randn4x};

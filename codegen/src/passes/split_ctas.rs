@@ -260,6 +260,7 @@ fn check(func: &Func, split: &HashSet<Axis>) -> Result<(), (OpId, String)> {
             Op::AtomicRmw { .. } | Op::AtomicCas { .. } => {
                 return Err((id, "atomics that return a value are not shared by CTAs".into()));
             }
+            Op::SemaphoreWait => return Err((id, "semaphores are not shared by CTAs".into())),
             Op::InlineAsm { pure: false, .. } => return Err((id, "inline assembly is not shared by CTAs".into())),
             _ => {}
         }

@@ -161,6 +161,7 @@ impl Pass<'_> {
             | Op::Store { .. }
             | Op::AtomicRmw { .. }
             | Op::AtomicCas { .. }
+            | Op::SemaphoreWait
             | Op::Splat
             | Op::ExpandDims { .. }
             | Op::Broadcast

@@ -557,6 +557,13 @@ fn replicas(func: &Func, options: &CompileOptions) -> Result<u32, String> {
         let [a, b] = [first, *id].map(|id| &func.op(id).loc);
         return Err(format!("the loops at {a} and {b} have replicas {count} and {other}: give both the same number"));
     }
+    if let Some(&wait) = func.walk().iter().find(|&&id| func.op(id).op == Op::SemaphoreWait) {
+        return Err(format!(
+            "replicas is {count}, and a program that waits for the semaphore at {} would hold the buffers that it shares with \
+             others: remove `replicas`",
+            func.op(wait).loc
+        ));
+    }
     let warps = options.num_warps;
     if ctas(func) > 1 {
         return Err(format!("replicas is {count}, and num_ctas is {}: one of the two can be above 1", ctas(func)));

@@ -210,7 +210,11 @@ impl Block<'_> {
                 _ => Value::aggregate(words),
             }));
         }
-        if op.starts_with("st.shared") && !on {
+        if op.starts_with("st.shared") {
+            if on {
+                let [p, v] = [self.bits(t, operand(args, 0)?)?, self.bits(t, operand(args, 1)?)?];
+                self.shared.write(p, &v.to_le_bytes()[..width], t as u32)?;
+            }
             return Ok(Some(Value::Undef));
         }
         if op.starts_with("st.global") {

@@ -42,6 +42,8 @@ pub mod mutate;
 #[cfg(test)]
 mod numeric_edge_tests;
 #[cfg(test)]
+mod ordered_adds_tests;
+#[cfg(test)]
 mod out_of_bounds_tests;
 #[cfg(test)]
 mod padding_tests;

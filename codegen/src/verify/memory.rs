@@ -150,6 +150,12 @@ pub(super) fn atomic_rmw(cx: &OpCx, op: AtomicOp) -> Check {
     cx.result_is(0, &value)
 }
 
+pub(super) fn semaphore_wait(cx: &OpCx) -> Check {
+    let counter = Type::Scalar(Elem::Ptr(DType::I32));
+    cx.operand_is(0, "the counter", &counter)?;
+    cx.operand_is(1, "the value", &counter.with_elem(DType::I32))
+}
+
 pub(super) fn atomic_cas(cx: &OpCx) -> Check {
     let elem = pointers(cx)?;
     atomic(AtomicOp::Xchg, elem)?;

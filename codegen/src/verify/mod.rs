@@ -275,6 +275,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Store { eviction: _ } => memory::store(cx),
         Op::AtomicRmw { op, .. } => memory::atomic_rmw(cx, *op),
         Op::AtomicCas { .. } => memory::atomic_cas(cx),
+        Op::SemaphoreWait => memory::semaphore_wait(cx),
 
         Op::Dot { precision: _, max_imprecise } => dot_and_reduce::dot(cx, *max_imprecise),
         Op::Reduce { axis } => dot_and_reduce::reduce(cx, *axis),

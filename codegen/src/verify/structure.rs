@@ -55,6 +55,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::Store { .. }
         | Op::AtomicRmw { .. }
         | Op::AtomicCas { .. }
+        | Op::SemaphoreWait
         | Op::Splat
         | Op::ExpandDims { .. }
         | Op::Broadcast

@@ -146,6 +146,8 @@ functions! {
         sem: Word(&SEM) = Word(&SEM), scope: Word(&SCOPE) = Word(&SCOPE));
     atomic_cas(pointer: Plain, expected: Operand, new: Operand, mask: Plain = Unset, sem: Word(&CAS_SEM) = Word(&CAS_SEM),
         scope: Word(&SCOPE) = Word(&SCOPE));
+    semaphore_wait(counter: Plain, value: Operand);
+    semaphore_release(counter: Plain, value: Operand);
     arange(start: Operand, end: Operand);
     zeros(shape: Extents);
     ones(shape: Extents);

@@ -256,3 +256,47 @@ fn descriptors_reduce_what_atomics_have() {
     assert!(bytes.contains("`atomic_max` is not supported for i8"), "{bytes}");
     assert!(floats.contains("`atomic_xor` is not supported for f32"), "{floats}");
 }
+
+/// Programs add one after the other to a number and to a tile, by plain loads and stores. A rounded sum depends on the order.
+#[kernel]
+fn chained(x: In<f32>, total: InOut<f32>, before: Out<f32>, counts: InOut<i32>, after: Out<i32>, counter: InOut<i32>) {
+    let p = program_id(0);
+    let i = arange(0, 64);
+    semaphore_wait(counter, p);
+    let sum = load(total);
+    store(before + p, sum);
+    store(total, sum + load(x + p));
+    store(counts + i, load(counts + i) + 1);
+    // Read before the release, stored after it.
+    let counted = load(counts + i);
+    semaphore_release(counter, p + 1);
+    store(after + p * 64 + i, counted);
+}
+
+#[test]
+fn programs_are_ordered_by_semaphores() {
+    const N: usize = 150;
+    let x: Vec<f32> = (0..N).map(|i| (1.0 + i as f32 * 0.37) * if i % 3 == 0 { 1e6 } else { 1e-3 }).collect();
+    let mut sum = 0.0_f32;
+    let mut want: Vec<f32> = Vec::new();
+    for x in &x {
+        want.push(sum);
+        sum += x;
+    }
+    for device in devices() {
+        let at = Buffer::from_slice(&device, &x).unwrap();
+        let mut total = Buffer::<f32>::zeros(&device, 1).unwrap();
+        let [mut counts, mut counter] = [64, 1].map(|n| Buffer::<i32>::zeros(&device, n).unwrap());
+        let mut before = Buffer::<f32>::poisoned(&device, N).unwrap();
+        let mut after = Buffer::<i32>::poisoned(&device, 64 * N).unwrap();
+        #[rustfmt::skip]
+        Chained {
+            x: &at, total: &mut total, before: &mut before, counts: &mut counts, after: &mut after, counter: &mut counter,
+        }
+        .launch(&device, N)
+        .unwrap();
+        assert_eq!((before.to_vec().unwrap(), total.to_vec().unwrap()), (want.clone(), vec![sum]), "{device}");
+        let counted: Vec<i32> = (0..64 * N).map(|i| i as i32 / 64 + 1).collect();
+        assert_eq!((after.to_vec().unwrap(), counter.to_vec().unwrap()), (counted, vec![N as i32]), "{device}");
+    }
+}

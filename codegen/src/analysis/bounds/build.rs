@@ -204,6 +204,7 @@ impl Builder<'_> {
                 Op::Load { .. } => self.pointers(data, data.operands.get(1)),
                 Op::Store { .. } | Op::AtomicRmw { .. } => self.pointers(data, data.operands.get(2)),
                 Op::AtomicCas { .. } => self.pointers(data, data.operands.get(3)),
+                Op::SemaphoreWait => self.pointers(data, None),
                 Op::DynamicIndex => {
                     self.pointers(data, None);
                     let (value, before_end) = (data.results[0], Bound::Below(data.operands[3], 1));

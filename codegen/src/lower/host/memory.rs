@@ -139,7 +139,6 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let operands = data.operands.clone();
         let result = data.results[0];
-        self.materialize_clobbered_loads(self.underlying_argument(operands[0]), None)?;
         let elem = self.elem(result).num().expect("atomics are on numbers");
         let shape = self.shape(operands[0]).to_vec();
         let map = identity(&shape);
@@ -151,10 +150,12 @@ impl Lowering<'_> {
             Op::AtomicCas { sem, .. } => (None, 3, sem.unwrap_or(MemSem::AcqRel)),
             other => panic!("internal compiler error: `{}` is not an atomic; please report this", other.mnemonic()),
         };
-        let order = match sem {
-            MemSem::Relaxed => "monotonic",
-            other => other.name(),
+        let (order, written) = match sem {
+            MemSem::Relaxed => ("monotonic", self.underlying_argument(operands[0])),
+            // Then other programs may change any memory, or do so before.
+            other => (other.name(), None),
         };
+        self.materialize_clobbered_loads(written, None)?;
         let slot = self.alloca(reg_num(elem));
         let spec = LoopNestSpec::new(&shape, None, 1);
         self.loop_nest(&spec, &reads, &[], |l, nest| {
@@ -175,6 +176,21 @@ impl Lowering<'_> {
             Ok(())
         })?;
         self.define(result, tile);
+        Ok(())
+    }
+
+    /// Loads a counter until it has a value.
+    pub fn semaphore_wait(&mut self, id: OpId) -> Result<()> {
+        // Other programs change any memory while this one waits.
+        self.materialize_clobbered_loads(None, None)?;
+        let [counter, value] = [0, 1].map(|i| self.scalar(self.func.op(id).operands[i]));
+        let (again, released) = (self.w.fresh_label("wait"), self.w.fresh_label("released"));
+        self.w.branch(&again);
+        self.w.label(&again);
+        let found = self.w.inst(format!("load atomic i32, ptr {counter} acquire, align 4"));
+        let has_value = self.w.inst(format!("icmp eq i32 {found}, {value}"));
+        self.w.branch_if(&has_value, &released, &again);
+        self.w.label(&released);
         Ok(())
     }
 

@@ -193,6 +193,7 @@ impl Lowering<'_> {
             Op::AtomicView { op, boundary } => self.atomic_view(id, *op, boundary)?,
             Op::Store { .. } => self.store(id)?,
             Op::AtomicRmw { .. } | Op::AtomicCas { .. } => self.atomic(id)?,
+            Op::SemaphoreWait => self.semaphore_wait(id)?,
             Op::Dot { .. } => self.dot(id)?,
             Op::Reduce { axis } => self.reduce(id, *axis)?,
             Op::Scan { axis, reverse } => self.scan(id, *axis, *reverse)?,

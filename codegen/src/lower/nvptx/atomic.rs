@@ -56,6 +56,43 @@ impl Lowering<'_> {
         Ok(result)
     }
 
+    /// One thread waits, the others at a barrier.
+    pub(super) fn semaphore_wait(&mut self, id: OpId) {
+        let [counter, value] = [0, 1].map(|i| self.scalar(self.func.op(id).operands[i]));
+        let first = self.leader();
+        self.when(Some(first), |this| {
+            this.repeat_until(&value, |this| {
+                let acquire = Order { sem: MemSem::Acquire, scope: MemScope::Gpu };
+                this.atomic_asm(AtomicOp::Add, DType::I32, &counter, "0", acquire)
+            });
+        });
+        self.barrier();
+    }
+
+    /// Reads a counter until it has a value, without an order of other accesses.
+    pub(super) fn poll(&mut self, counter: &str, value: &str) {
+        self.repeat_until(value, |this| {
+            let of = "ptr addrspace(1)";
+            this.e.inst(format!("load atomic i32, {of} {counter} syncscope(\"device\") monotonic, align 4"))
+        });
+    }
+
+    /// Sets a counter, without an order of other accesses.
+    pub(super) fn set_counter(&mut self, counter: &str, value: &str) -> Result<()> {
+        self.atomic(AtomicOp::Xchg, DType::I32, counter, value, None, Order::RELAXED).map(|_| ())
+    }
+
+    /// Repeats what gives an i32 until it is `value`.
+    fn repeat_until(&mut self, value: &str, f: impl FnOnce(&mut Self) -> Val) {
+        let (again, released) = (self.e.new_label("wait"), self.e.new_label("released"));
+        self.e.branch(&again);
+        self.e.start_block(&again);
+        let found = f(self);
+        let has_value = self.e.inst(format!("icmp eq i32 {found}, {value}"));
+        self.e.branch_if(&has_value, &released, &again);
+        self.e.start_block(&released);
+    }
+
     pub(super) fn atomic_view(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::AtomicView { op, boundary } = &data.op else { panic!("internal compiler error: not an atomic") };

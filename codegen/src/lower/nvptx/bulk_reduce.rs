@@ -12,6 +12,7 @@
 
 use super::Lowering;
 use super::emit::{Emitter, Val};
+use super::ordered_adds::{self, OrderedAdds};
 use super::thread_dependencies::ThreadDependencies;
 use super::threads::{Coordinate, coordinates};
 use crate::analysis::access_layout::{view_operands, view_vector_width};
@@ -29,20 +30,31 @@ const PAD: u32 = 32;
 const MIN_BYTES: u32 = 4096;
 
 /// How a tile of f32 elements is added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BulkReduce {
     /// One reduction per row; each row is contiguous in global memory.
     Rows { rows: u32, row_bytes: u32 },
-    /// One reduction per warp; the tile is contiguous in global memory, and each warp holds a contiguous part.
-    Parts { part_bytes: u32, warps: u32 },
+    /// One reduction per warp; the tile is contiguous in global memory, and each warp holds a contiguous part. `ordered`: another
+    /// warp issues them ([`super::ordered_adds`]).
+    Parts { part_bytes: u32, warps: u32, ordered: bool },
 }
 
 impl BulkReduce {
+    /// The same, by another warp.
+    fn ordered(self) -> BulkReduce {
+        match self {
+            BulkReduce::Parts { part_bytes, warps, .. } => BulkReduce::Parts { part_bytes, warps, ordered: true },
+            rows => rows,
+        }
+    }
+
     /// Size in shared memory, in bytes.
     pub fn bytes(self) -> u32 {
         match self {
             BulkReduce::Rows { rows, row_bytes } => rows * (row_bytes + PAD),
-            BulkReduce::Parts { part_bytes, warps } => part_bytes * warps,
+            BulkReduce::Parts { part_bytes, warps, ordered } => {
+                part_bytes * warps + if ordered { ordered_adds::REQUEST_BYTES } else { 0 }
+            }
         }
     }
 }
@@ -52,16 +64,20 @@ pub fn find(
     func: &Func,
     axis: &AxisAnalysis,
     dependencies: &ThreadDependencies,
+    ordered_adds: &OrderedAdds,
     arch: GpuArch,
 ) -> HashMap<OpId, BulkReduce> {
-    if arch != GpuArch::Sm90a || may_release_stores(func) {
+    if arch != GpuArch::Sm90a {
         return HashMap::new();
     }
-    let candidates = func.walk().into_iter().filter(|&id| dependencies.only_adds(func, id));
-    candidates.filter_map(|id| Some((id, bulk_reduce(func, axis, id)?))).collect()
+    // Only ordered ones are complete when another program waits for them.
+    let may = |id: OpId| ordered_adds.has(id) || !may_release_stores(func);
+    let candidates = func.walk().into_iter().filter(|&id| may(id) && dependencies.only_adds(func, id));
+    let found = candidates.filter_map(|id| Some((id, bulk_reduce(func, axis, id)?)));
+    found.map(|(id, add)| (id, if ordered_adds.has(id) { add.ordered() } else { add })).collect()
 }
 
-fn bulk_reduce(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkReduce> {
+pub(super) fn bulk_reduce(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkReduce> {
     let data = func.op(id);
     let Op::AtomicView { op: AtomicOp::Add, boundary } = &data.op else { return None };
     let (view, tile) = (data.operands[0], data.operands[1]);
@@ -83,7 +99,7 @@ fn bulk_reduce(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkReduce>
     let contiguous =
         !boundary.contains(&0) && func.constant_int(view_operands(func, view).strides[0]) == Some(columns as i64);
     if contiguous && let Some(part_bytes) = part_bytes(layout, columns as u32) {
-        return Some(BulkReduce::Parts { part_bytes, warps: 1 << layout.bits(Dim::Warp) });
+        return Some(BulkReduce::Parts { part_bytes, warps: 1 << layout.bits(Dim::Warp), ordered: false });
     }
     let warps = 1 << layout.bits(Dim::Warp);
     (rows.is_multiple_of(warps) && rows <= 32 * warps).then_some(BulkReduce::Rows { rows, row_bytes })
@@ -113,7 +129,10 @@ impl Lowering<'_> {
     pub(super) fn emit_bulk_reduce(&mut self, id: OpId, add: BulkReduce) {
         match add {
             BulkReduce::Rows { rows, row_bytes } => self.reduce_rows(id, rows, row_bytes),
-            BulkReduce::Parts { part_bytes, .. } => self.reduce_parts(id, part_bytes),
+            BulkReduce::Parts { part_bytes, warps, ordered } => {
+                let request = ordered.then(|| self.scratch_after(id, part_bytes * warps));
+                self.reduce_parts(id, part_bytes, request);
+            }
         }
     }
 
@@ -153,20 +172,25 @@ impl Lowering<'_> {
             let row = this.e.inst(format!("mul i64 {index}, {stride}"));
             let from = this.e.inst(format!("mul i32 {own}, {pitch}"));
             let from = this.e.inst(format!("add i32 {from}, {base}"));
-            this.issue_reduction(data.operands[0], &row, &from, row_bytes);
+            let to = this.row_start(data.operands[0], &row);
+            this.issue_reduction(&to, &from, row_bytes);
         });
         self.bulk_group("commit_group");
     }
 
-    fn reduce_parts(&mut self, id: OpId, part_bytes: u32) {
+    fn reduce_parts(&mut self, id: OpId, part_bytes: u32, request: Option<Val>) {
         let data = self.func.op(id);
         let view = data.operands[0];
         let layout = self.tile_layout(data.operands[1]);
         let columns = self.func.ty(view).shape()[1] as u32;
         let [registers, lanes, warps] = [Dim::Register, Dim::Lane, Dim::Warp].map(|d| byte_images(layout, columns, d));
         // In shared memory, the parts are in the order of the warps, whatever the layout: ops with parts of the same size
-        // share the memory.
-        let part = self.e.hoist(format!("mul i32 {}, {part_bytes}", self.threads.warp));
+        // share the memory. A tile that another warp adds is as in global memory.
+        let own = self.threads.linear(&mut self.e, &[], &warps.iter().map(|image| image / 4).collect::<Vec<_>>());
+        let part = match request {
+            None => self.e.hoist(format!("mul i32 {}, {part_bytes}", self.threads.warp)),
+            Some(_) => self.e.hoist(format!("shl i32 {own}, 2")),
+        };
         let base = self.scratch(id);
         let part = self.e.hoist(format!("add i32 {part}, {base}"));
         let lane = self.threads.linear(&mut self.e, &lanes, &[]);
@@ -175,22 +199,36 @@ impl Lowering<'_> {
         let register = (0..layout.num_registers()).map(|r| bits(r).fold(0, |x, (_, image)| x ^ image)).collect();
         let offset = Coordinate { thread: lane, mask, register };
 
-        // The first lane issued the reductions that may still read this part.
-        self.wait_for_bulk_reads();
-        self.warp_barrier();
+        match request {
+            Some(_) => self.before_ordered_part(),
+            None => {
+                // The first lane issued the reductions that may still read this part.
+                self.wait_for_bulk_reads();
+                self.warp_barrier();
+            }
+        }
         self.store_operand(data.operands[1], |e, r| {
             let offset = offset.at(e, offset.register[r]);
             e.inst(format!("add i32 {part}, {offset}"))
         });
+        let offset = |this: &mut Self| {
+            let offset = this.index(view_operands(this.func, view).offsets[0], "0");
+            this.e.inst(format!("mul i64 {offset}, {columns}"))
+        };
+        if let Some(request) = request {
+            let offset = offset(self);
+            let to = self.row_start(view, &offset);
+            self.request_tile(&to, &request);
+            return;
+        }
         self.warp_barrier();
         let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
-        let own = self.threads.linear(&mut self.e, &[], &warps.iter().map(|image| image / 4).collect::<Vec<_>>());
         self.when(Some(first), |this| {
-            let offset = this.index(view_operands(this.func, view).offsets[0], "0");
-            let offset = this.e.inst(format!("mul i64 {offset}, {columns}"));
+            let offset = offset(this);
             let own = this.e.inst(format!("zext nneg i32 {own} to i64"));
             let offset = this.e.inst(format!("add i64 {offset}, {own}"));
-            this.issue_reduction(view, &offset, &part, part_bytes);
+            let to = this.row_start(view, &offset);
+            this.issue_reduction(&to, &part, part_bytes);
             this.bulk_group("commit_group");
         });
     }
@@ -209,13 +247,16 @@ impl Lowering<'_> {
         self.fence_async_shared();
     }
 
-    /// Adds `bytes` bytes at byte `from` of shared memory to a view, from `row` elements behind the start of its first
-    /// row on.
-    fn issue_reduction(&mut self, view: Value, row: &str, from: &str, bytes: u32) {
+    /// The address of a view's first column, from `row` elements behind the start of its first row on.
+    fn row_start(&mut self, view: Value, row: &str) -> Val {
         let parts = view_operands(self.func, view);
-        let (to, column) = (self.scalar(parts.base), self.scalar(parts.offsets[1]));
+        let (base, column) = (self.scalar(parts.base), self.scalar(parts.offsets[1]));
         let offset = self.e.inst(format!("add i64 {row}, {column}"));
-        let to = self.e.inst(format!("getelementptr float, ptr addrspace(1) {to}, i64 {offset}"));
+        self.e.inst(format!("getelementptr float, ptr addrspace(1) {base}, i64 {offset}"))
+    }
+
+    /// Adds `bytes` bytes at byte `from` of shared memory to the memory at `to`.
+    pub(super) fn issue_reduction(&mut self, to: &str, from: &str, bytes: u32) {
         let from = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {from}"));
         self.e.void(format!(
             "call void asm sideeffect \"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {bytes};\", \"l,r,~{{memory}}\"(ptr addrspace(1) {to}, ptr addrspace(3) {from}) #1"

@@ -11,9 +11,7 @@ impl Lowering<'_> {
         let prefix = prefix.replace('%', "%%");
         let pids: Vec<String> = (0..3).map(|axis| self.program_id(axis)).collect();
         if data.operands.is_empty() {
-            let zero = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
-            let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
-            let first = self.e.hoist(format!("and i1 {zero}, {warp}"));
+            let first = self.leader();
             self.print_if(Some(first), &format!("pid (%d, %d, %d) {prefix}\n"), &pids, &[]);
             return Ok(());
         }

@@ -470,11 +470,7 @@ impl<'f> Lowering<'f> {
     pub(super) fn owner_of(&mut self, v: Value) -> (Option<Val>, usize) {
         match self.layout(v) {
             Some(l) => (self.threads.owner(&mut self.e, l), l.free_mask(Dim::Register) as usize),
-            None => {
-                let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
-                let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
-                (Some(self.e.hoist(format!("and i1 {lane}, {warp}"))), 0)
-            }
+            None => (Some(self.leader()), 0),
         }
     }
 }

@@ -22,6 +22,7 @@ mod joined;
 mod math;
 mod matrix_move;
 mod memory;
+mod ordered_adds;
 mod plan;
 mod reduce;
 mod remainder;
@@ -38,6 +39,7 @@ mod wgmma;
 use self::emit::{Emitter, Val};
 pub(crate) use self::emit::{LOC_COMMENT, USER_ASM};
 pub use self::joined::JoinedDots;
+use self::ordered_adds::OrderedAdds;
 use self::plan::SharedPlan;
 pub use self::plan::{Contents, Placed};
 use self::thread_dependencies::ThreadDependencies;
@@ -93,7 +95,7 @@ pub fn joined_dots(func: &Func) -> JoinedDots {
 
 fn plan_shared_memory(func: &Func, axis: &AxisAnalysis, arch: GpuArch) -> SharedPlan {
     let dependencies = Rc::new(ThreadDependencies::new(func, axis));
-    let reductions = bulk_reduce::find(func, axis, &dependencies, arch);
+    let reductions = bulk_reduce::find(func, axis, &dependencies, &OrderedAdds::find(func, axis, &dependencies), arch);
     let plan = SharedPlan::new(func, dependencies.clone(), reductions);
     match plan.bytes > arch.max_shared_bytes() {
         // Atomics of threads need no shared memory.
@@ -110,6 +112,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     let threads = block_threads(func, options);
     let axis = AxisAnalysis::new(func);
     let mut plan = plan_shared_memory(func, &axis, arch);
+    let ordered_adds = OrderedAdds::find(func, &axis, &plan.dependencies).planned(&plan);
     let registers = registers_for_mma(func, options, threads);
     Rc::make_mut(&mut plan.joined).retain(|dots| dot::fit_registers(func, dots, registers));
     let dependencies = plan.dependencies.clone();
@@ -134,6 +137,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         options,
         axis,
         plan,
+        ordered_adds,
         threads: ids,
         values: vec![None; func.num_values()],
         maps: Vec::new(),
@@ -282,6 +286,7 @@ struct Lowering<'f> {
     options: &'f CompileOptions,
     axis: AxisAnalysis,
     plan: SharedPlan,
+    ordered_adds: OrderedAdds,
     threads: Threads,
     values: Vec<Option<Regs>>,
     /// Tensor maps that the kernel takes after its arguments.
@@ -534,8 +539,10 @@ impl<'f> Lowering<'f> {
             Op::AtomicView { .. } => self.atomic_view(id)?,
             Op::Load { .. } => self.load(id)?,
             Op::Store { .. } => self.store(id)?,
+            Op::SemaphoreWait | Op::AtomicRmw { .. } if self.ordered_adds.covers(id) => self.around_ordered(id),
             Op::AtomicRmw { .. } => self.atomic_rmw(id)?,
             Op::AtomicCas { .. } => self.atomic_cas(id)?,
+            Op::SemaphoreWait => self.semaphore_wait(id),
             Op::Reduce { .. } => self.reduce(id)?,
             Op::Scan { .. } => self.scan(id)?,
             Op::Gather { axis } => self.gather(id, *axis)?,

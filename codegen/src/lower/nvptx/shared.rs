@@ -539,9 +539,7 @@ impl Lowering<'_> {
         let base = self.scratch(id);
         let elem = self.dtype(result);
         let ty = memory_type(elem);
-        let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
-        let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
-        let first = self.e.hoist(format!("and i1 {lane}, {warp}"));
+        let first = self.leader();
         let p = self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {base}"));
         self.when(Some(first), |this| {
             this.e.void(format!("store {ty} {}, ptr addrspace(3) {p}, align {}", values[0], elem.bytes()));

@@ -92,7 +92,9 @@ fn access(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<Access> {
     let (kind, tile) = match data.op {
         Op::LoadView { .. } | Op::Load { .. } => (Kind::Load, data.results[0]),
         Op::StoreView { .. } | Op::Store { .. } => (Kind::Store, data.operands[1]),
-        Op::AtomicView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas { .. } => (Kind::Atomic, data.operands[1]),
+        Op::AtomicView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas { .. } | Op::SemaphoreWait => {
+            (Kind::Atomic, data.operands[1])
+        }
         _ => return None,
     };
     let address = data.operands[0];

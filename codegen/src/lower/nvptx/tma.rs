@@ -41,7 +41,7 @@ impl TmaCopies {
 
 impl Lowering<'_> {
     /// i1: this thread acts for its partition (or its block).
-    fn leader(&mut self) -> Val {
+    pub(super) fn leader(&mut self) -> Val {
         let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
         let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
         self.e.hoist(format!("and i1 {lane}, {warp}"))
@@ -482,6 +482,9 @@ impl Lowering<'_> {
             self.start_pingpong();
         }
         self.block(data.regions[0])?;
+        if !self.ordered_adds.is_empty() {
+            self.end_ordered();
+        }
         self.consumers = None;
         self.replica = None;
         self.threads.warp = outer;
@@ -498,7 +501,16 @@ impl Lowering<'_> {
             let active = self.e.new_label("active");
             let uniform = self.e.hoist(format!("sub i32 {warp}, {consumers}"));
             let first = self.e.hoist(format!("icmp ult i32 {uniform}, {producers}"));
-            self.e.branch_if(&first, &active, join);
+            let others = self.e.new_label("others");
+            self.e.branch_if(&first, &active, &others);
+            self.e.start_block(&others);
+            if !self.ordered_adds.is_empty() {
+                let next = self.e.hoist(format!("icmp eq i32 {uniform}, {producers}"));
+                let mut served = Ok(());
+                self.when(Some(next), |this| served = this.serve_ordered());
+                served?;
+            }
+            self.e.branch(join);
             self.e.start_block(&active);
         }
         let outer = std::mem::replace(&mut self.threads.warp, own);

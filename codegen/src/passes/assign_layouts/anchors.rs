@@ -303,6 +303,7 @@ impl<'f> Assignments<'f> {
             | Op::StoreView { .. }
             | Op::AtomicView { .. }
             | Op::Store { .. }
+            | Op::SemaphoreWait
             | Op::Yield
             | Op::Condition
             | Op::Return

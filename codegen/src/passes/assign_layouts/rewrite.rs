@@ -292,6 +292,7 @@ impl Rewrite<'_, '_> {
                 let tile = self.get(data.operands[1], layout);
                 self.emit(data.op.clone(), vec![view, tile], Vec::new(), Vec::new());
             }
+            Op::SemaphoreWait => self.unchanged(id),
             Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas { .. } => {
                 match self.assignments.memory_layout(id) {
                     Some(layout) => {
