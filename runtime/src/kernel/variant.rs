@@ -24,19 +24,25 @@ type Key = SmallVec<[u64; 24]>;
 /// so the address in its key is not reused.
 static VARIANTS: LazyLock<RwLock<HashMap<Key, CompiledKernel>>> = LazyLock::new(RwLock::default);
 
-/// Pointers and integers that are multiples of this are specialized on it: the widest access of a thread has 16 bytes.
-const ALIGNMENT: u64 = 16;
+/// The largest power of two on which pointers and integers are specialized, where they are multiples of it: the widest access of a
+/// thread has 16 bytes.
+const ALIGNMENT: u32 = 16;
 
-/// What a variant may assume about one argument: whether it is a multiple of 16, and whether it equals one.
-fn facts(arg: &KernelArg) -> (bool, bool) {
-    let integer = |v: i64| (v % ALIGNMENT as i64 == 0, v == 1);
+/// What a variant may assume about one argument: the power of two, up to 16, that divides it, or that it is one. Rows of 5000
+/// elements of two bytes, for example, start at multiples of 16 bytes, which TMA requires, though not at multiples of 16 elements.
+fn facts(arg: &KernelArg) -> ArgSpec {
+    let divisible = |zeros: u32| ArgSpec { divisible_by: 1 << zeros.min(ALIGNMENT.trailing_zeros()), equal_to: None };
+    let integer = |v: i64| match v {
+        1 => ArgSpec { divisible_by: 1, equal_to: Some(1) },
+        v => divisible(v.trailing_zeros()),
+    };
     match arg.launch_arg() {
-        LaunchArg::Ptr { addr, .. } => (addr % ALIGNMENT == 0, false),
+        LaunchArg::Ptr { addr, .. } => divisible(addr.trailing_zeros()),
         LaunchArg::I8(v) => integer(v.into()),
         LaunchArg::I16(v) => integer(v.into()),
         LaunchArg::I32(v) => integer(v.into()),
         LaunchArg::I64(v) => integer(v),
-        LaunchArg::F32(_) | LaunchArg::F64(_) => (false, false),
+        LaunchArg::F32(_) | LaunchArg::F64(_) => ArgSpec::default(),
     }
 }
 
@@ -47,11 +53,8 @@ fn specialized_flags(def: &KernelDef) -> impl Iterator<Item = bool> {
 
 /// The facts that a launch with these arguments specializes on.
 pub fn specialization(def: &KernelDef, args: &[KernelArg]) -> Specialization {
-    let specs = specialized_flags(def).zip(args).map(|(specialize, arg)| match facts(arg) {
-        (true, _) if specialize => ArgSpec { divisible_by: ALIGNMENT, equal_to: None },
-        (_, true) if specialize => ArgSpec { divisible_by: 1, equal_to: Some(1) },
-        _ => ArgSpec::default(),
-    });
+    let specs = specialized_flags(def).zip(args);
+    let specs = specs.map(|(specialize, arg)| if specialize { facts(arg) } else { ArgSpec::default() });
     Specialization { args: specs.collect() }
 }
 
@@ -104,10 +107,11 @@ fn key(
     let mut word = 0;
     for (i, (specialize, arg)) in specialized_flags(def).zip(args).enumerate() {
         if specialize {
-            let (multiple, one) = facts(arg);
-            word |= (u64::from(multiple) | u64::from(one) << 1) << (2 * (i % 32));
+            let ArgSpec { divisible_by, equal_to } = facts(arg);
+            let one = u64::from(equal_to.is_some());
+            word |= (u64::from(divisible_by.trailing_zeros()) | one << 3) << (4 * (i % 16));
         }
-        if i % 32 == 31 {
+        if i % 16 == 15 {
             key.push(std::mem::take(&mut word));
         }
     }
@@ -170,5 +174,21 @@ fn with_embedded(error: Error, wanted: &Wanted) -> Error {
             Error::Kernel(format!("{message}\n  {}", embedded::explain(wanted)))
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_specialized_by_the_powers_of_two_that_divide_them() {
+        let divisible = |n: i64| facts(&KernelArg::scalar(n));
+        for (n, by) in [(0, 16), (16, 16), (5120, 16), (5000, 8), (-5000, 8), (12, 4), (6, 2), (777, 1), (-1, 1)] {
+            assert_eq!(divisible(n), ArgSpec { divisible_by: by, equal_to: None }, "{n}");
+        }
+        assert_eq!(divisible(i64::MIN), ArgSpec { divisible_by: 16, equal_to: None });
+        assert_eq!(divisible(1), ArgSpec { divisible_by: 1, equal_to: Some(1) });
+        assert_eq!(facts(&KernelArg::scalar(1.0_f32)), ArgSpec::default());
     }
 }
