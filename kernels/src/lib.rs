@@ -32,6 +32,7 @@ mod blocks;
 pub mod cast;
 pub mod column_sum;
 pub mod cross_entropy;
+mod cut;
 pub mod embedding;
 pub mod layer_norm;
 pub mod matmul;

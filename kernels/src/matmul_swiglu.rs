@@ -3,7 +3,8 @@
 //!
 //! Both products share the loads of a. y is computed of the sums in f32, before they are rounded.
 
-use crate::matmul::{Cut, SMS, config_of_cut, cut_among, grid, is_col_major, occupies, order, sms};
+use crate::cut::{Cut, SMS, config_of_cut, cut_among, occupies};
+use crate::matmul::{grid, is_col_major, order, sms};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape};
 use tilewright_codegen::target::{GpuArch, Target};
 use tilewright_runtime::autotune::{Config, Problem};

@@ -4,7 +4,8 @@
 //! The matrix instructions of 8-bit types read K-contiguous operands: a row-major and b column-major (a weight [n, k]
 //! transposed) need no transposition on their way.
 
-use crate::matmul::{Cut, Programs, SMS, config_of_cut, cut_among, few_rows, grid, is_col_major, order};
+use crate::cut::{Cut, Programs, SMS, config_of_cut, cut_among};
+use crate::matmul::{few_rows, grid, is_col_major, order};
 use crate::tensor::{Tensor, TensorMut, expect_shape};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::{GpuArch, Target};
