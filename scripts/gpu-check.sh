@@ -174,8 +174,8 @@ lead() {
 leaderboard() {
     peers peers ${PEERS:+"$PEERS" main}
     lead default 120 "$out/peers.jsonl"
-    lead two-pass 120 "$out/peers.jsonl" --deterministic
-    lead 128-two-pass 120 "$out/peers.jsonl" --deterministic --head-dim 128 --warmup-ms 500 --rep-ms 4000
+    lead deterministic 120 "$out/peers.jsonl" --deterministic
+    lead 128-deterministic 120 "$out/peers.jsonl" --deterministic --head-dim 128 --warmup-ms 500 --rep-ms 4000
     lead 128 120 "$out/peers.jsonl" --head-dim 128 --warmup-ms 500 --rep-ms 4000
     lead full 120 "$out/peers.jsonl" --non-causal --warmup-ms 500 --rep-ms 4000
     lead full-128 120 "$out/peers.jsonl" --non-causal --head-dim 128 --warmup-ms 500 --rep-ms 4000

@@ -250,7 +250,8 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
 
     let (o_in, do_in) = (input(&o_buffer, &o), input(&do_buffer, d_o));
     let saved = Saved { q: q_in, k: k_in, v: v_in, o: o_in, lse: lse_buffer.view(), d_o: do_in };
-    for backward in [Backward::TwoPass, Backward::OnePass] {
+    let mut ordered: Option<HostTensor> = None;
+    for backward in [Backward::TwoPass, Backward::OnePass, Backward::Ordered, Backward::Ordered] {
         let options = Options { backward, ..options.clone() };
         let (query, key) = (case.poisoned(case.query_shape()), case.poisoned(case.key_shape()));
         let mut dq = query.upload::<T>(device);
@@ -262,6 +263,12 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
             .unwrap_or_else(|e| panic!("{case:?}, {backward:?}: {e}"));
         case.check(&format!("dv of {backward:?}"), &downloaded(key.clone(), &dv), &expected.gradients.dv);
         case.check(&format!("dk of {backward:?}"), &downloaded(key.clone(), &dk), &expected.gradients.dk);
-        case.check(&format!("dq of {backward:?}"), &downloaded(query, &dq), &expected.gradients.dq);
+        let dq = downloaded(query, &dq);
+        case.check(&format!("dq of {backward:?}"), &dq, &expected.gradients.dq);
+        if let Some(first) = ordered.take() {
+            assert!(first.bytes == dq.bytes, "{case:?}: dQ of two ordered runs differs");
+        } else if backward == Backward::Ordered {
+            ordered = Some(dq);
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use tilewright::kernels::attention::Backward;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::DQ_SUM_ROWS;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
@@ -285,19 +286,25 @@ fn backward_inputs(queries: usize, keys: usize) -> Vec<Arg> {
     ]
 }
 
-fn dkdv(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOptions) -> Case {
-    let (queries, keys) = (304, 64);
+fn dkdv(name: &'static str, arch: GpuArch, form: Backward, options: &CompileOptions) -> Case {
+    let (one_pass, ordered) = (form != Backward::TwoPass, form == Backward::Ordered);
+    // Two programs add to the same rows.
+    let (queries, keys) = if ordered { (176, 128) } else { (304, 64) };
     let q_tile = if one_pass { 64usize } else { 32 };
     let mut tensors = backward_inputs(queries, keys);
     let sum_rows = queries.next_multiple_of(DQ_SUM_ROWS);
     let zeros = HostTensor::of(DType::F32, &[sum_rows, D], &[D, 1], &vec![0.0; sum_rows * D]);
-    tensors.extend([Arg::Out(attention_output(keys)), Arg::Out(attention_output(keys)), Arg::Out(zeros)]);
+    let counters = HostTensor::indices(&vec![0; sum_rows / 16]);
+    let outputs = [attention_output(keys), attention_output(keys), zeros, counters];
+    tensors.extend(outputs.map(Arg::Out));
     let args = attention_arguments(tensors, queries, keys, None);
     let lanes_first = one_pass && arch < GpuArch::Sm90a;
     let consts = consts! {
-        d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass, lanes_first = lanes_first,
+        d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass, ordered = ordered,
+        lanes_first = lanes_first,
     };
-    Case::new(name, &FLASH_ATTENTION_BWD_DKDV, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
+    let grid = [keys.div_ceil(64) as u32, 1, 1];
+    Case::new(name, &FLASH_ATTENTION_BWD_DKDV, &[DType::BF16; 2], consts, grid, args, arch, options)
 }
 
 fn dq(name: &'static str, arch: GpuArch, tile: usize, options: &CompileOptions) -> Case {
@@ -355,9 +362,10 @@ fn cases() -> Vec<Case> {
         forward("forward ping-pong", sm90, 128, &options(8, 1, specialized(true))),
         forward_replicated("forward specialized replicas", &options(4, 1, specialized(false))),
         forward_persistent("forward persistent", &options(4, 1, specialized(true))),
-        dkdv("dK/dV cp.async", sm90, false, &options(4, 2, with_cp_async())),
-        dkdv("dK/dV specialized", sm90, false, &options(4, 2, specialized(false))),
-        dkdv("dK/dV one pass", sm90, true, &options(4, 2, with_cp_async())),
+        dkdv("dK/dV cp.async", sm90, Backward::TwoPass, &options(4, 2, with_cp_async())),
+        dkdv("dK/dV specialized", sm90, Backward::TwoPass, &options(4, 2, specialized(false))),
+        dkdv("dK/dV one pass", sm90, Backward::OnePass, &options(4, 2, with_cp_async())),
+        dkdv("dK/dV ordered", sm90, Backward::Ordered, &options(4, 2, specialized(false))),
         dq("dQ sm_80", sm80, 32, &options(2, 2, Schedule::default())),
         dq("dQ specialized", sm90, 64, &options(4, 2, specialized(false))),
         softmax("softmax"),

@@ -131,6 +131,53 @@ fn arithmetic_overlaps_wgmma() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+/// Programs that add to dQ in a fixed order leave that to a warp beside the producer: no consumer waits for the counter, and what
+/// tells the warp what to do keeps the descriptors of the loop's `wgmma` in uniform registers.
+#[test]
+fn ordered_additions_have_a_warp_of_their_own() {
+    let Some(ptxas) = ptxas::find() else { return };
+    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = folder.path().join("kernel.cubin");
+    for (d, q_tile, num_stages, causal) in
+        [(64, 128, 2, true), (64, 128, 2, false), (128, 64, 3, true), (128, 64, 3, false)]
+    {
+        let consts = consts! {
+            d = d, d_tile = d, q_tile = q_tile, k_tile = 128usize, causal = causal, even_keys = true, even_queries = true,
+            one_pass = true, ordered = true,
+        };
+        let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+        let options = CompileOptions {
+            num_warps: 8,
+            num_stages,
+            ptx_version: PTX_VERSION,
+            schedule,
+            ..CompileOptions::default()
+        };
+        let def = &FLASH_ATTENTION_BWD_DKDV;
+        let ptx = ptx(&Configuration { def, dtypes: vec![DType::BF16; 2], consts: consts.to_vec(), options });
+        let count = |instruction: &str| ptx.matches(instruction).count();
+        let found =
+            ["ld.relaxed.gpu", "cp.reduce.async.bulk.global", "red.global", ".acquire.", ".release.gpu"].map(count);
+        assert_eq!(found, [1, 1, 0, 0, 0], "d = {d}, causal: {causal}");
+        let resources = ptxas::assemble_to(&ptxas, &ptx, "sm_90a", &cubin).unwrap_or_else(|e| panic!("{e}"));
+        // Two addresses may be stored before the loop, and loaded after it.
+        assert!(resources.warnings.is_empty() && resources.spills <= 16, "d = {d}, causal: {causal}: {resources:?}");
+        if !nvdisasm.is_file() {
+            println!("skipped: no nvdisasm in the folder of {}", ptxas.display());
+            continue;
+        }
+        let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"));
+        let count = |body: &[sass::Instruction], names: &[&str]| {
+            body.iter().filter(|i| names.iter().any(|name| i.starts_with(name))).count()
+        };
+        let with_dots = loops.iter().filter(|body| count(body, &["HGMMA"]) > 0);
+        let innermost = with_dots.min_by_key(|body| body.len()).expect("a loop with products");
+        let found = count(innermost, &["R2UR", "LDL", "STL"]);
+        assert!(found <= 2, "d = {d}, causal: {causal}: {found} moves to uniform registers and spills in the loop");
+    }
+}
+
 /// In a plain matmul the next iteration issues its MMA before it waits for that of the current one.
 #[test]
 fn accumulation_overlaps_the_next_iteration() {

@@ -38,7 +38,7 @@ pub struct AttentionOptions {
     /// `causal` here has to be theirs, and `window` `None`. All batch entries have the same sequences.
     pub packed: Option<PackedSequences>,
     /// Whether the gradients have the same bits in every run, which is the default. Otherwise, where that is faster, the
-    /// gradient of q is summed atomically: its last bits vary, and f32 scratch memory of the size of q is allocated.
+    /// gradient of q is summed in any order: its last bits vary. Either way, one pass takes f32 scratch memory of the size of q.
     pub deterministic: bool,
 }
 
@@ -161,7 +161,7 @@ impl Modifiers<'_> {
         };
         let slopes = self.slopes.as_ref().map(|slopes| slopes.view()).transpose()?;
         let score = Score::new(softcap.map(|cap| cap as f32), slopes);
-        let backward = if *deterministic { Backward::TwoPass } else { Backward::Auto };
+        let backward = if *deterministic { Backward::Deterministic } else { Backward::Auto };
         let scale = scale.map(|s| s as f32);
         let options = Options { mask, score, scale, backward, ..Options::new(*causal) };
         #[cfg(feature = "cuda")]
@@ -245,8 +245,8 @@ mod tests {
     #[test]
     fn gradients_are_deterministic_unless_options_say_otherwise() {
         let backward = |options: AttentionOptions| options.modifiers().unwrap().options().unwrap().backward;
-        assert_eq!(backward(AttentionOptions::default()), Backward::TwoPass);
-        assert_eq!(backward(AttentionOptions::new(true)), Backward::TwoPass);
+        assert_eq!(backward(AttentionOptions::default()), Backward::Deterministic);
+        assert_eq!(backward(AttentionOptions::new(true)), Backward::Deterministic);
         assert_eq!(backward(AttentionOptions::new(true).with_deterministic(false)), Backward::Auto);
     }
 }

@@ -43,7 +43,7 @@ pub struct Measured {
     pub times: [Timing; 3],
     /// The tiles that were used, in the order of `Plan::tiles`.
     pub tiles: [Tiles; 3],
-    one_pass: bool,
+    form: Backward,
 }
 
 impl Plan {
@@ -86,8 +86,8 @@ impl Plan {
         let options =
             Options { precision: self.precision, backward: self.backward, ..Options::new(self.problem.causal) };
         let Problem { batch, heads_kv, n_k, d, .. } = self.problem;
-        let one_pass = options.is_one_pass::<T>(device, [batch, heads_kv, n_k, d]);
-        let tiles = self.choose(&mut step, &options, one_pass)?;
+        let form = options.form::<T>(device, [batch, heads_kv, n_k, d]);
+        let tiles = self.choose(&mut step, &options, form != Backward::TwoPass)?;
         let [forward_tiles, dkdv_tiles, dq_tiles] = tiles.map(Some);
         let options = Options { forward_tiles, dkdv_tiles, dq_tiles, ..options };
         let checked = check(&mut step, &options)?;
@@ -96,7 +96,7 @@ impl Plan {
             do_bench(device, warmup_ms, rep_ms, || step.attention.backward(&options))?,
             do_bench(device, warmup_ms, rep_ms, || step.run(&options))?,
         ];
-        Ok(Measured { checked, times, tiles, one_pass })
+        Ok(Measured { checked, times, tiles, form })
     }
 
     /// Returns the tiles of all kernels: the given ones, else those that the autotuner chooses in a step.
@@ -135,10 +135,8 @@ impl Plan {
 impl Measured {
     /// Formats the tiles of the kernels of a pass as `q_tile,k_tile,warps,stages`.
     pub fn tiles_text(&self, pass: usize) -> String {
-        let [fwd, dkdv, mut dq] = self.tiles.map(tiles::text);
-        if self.one_pass {
-            dq = "one pass".to_string();
-        }
+        let [fwd, dkdv, _] = self.tiles.map(tiles::text);
+        let dq = tiles::dq_text(self.form, self.tiles[2]);
         match pass {
             0 => fwd,
             1 => format!("{dkdv} {dq}"),

@@ -6,7 +6,7 @@
 //!   There are no atomic additions, so results have the same bits in every run.
 //! - One pass: the programs that compute dK and dV also add their contributions to dQ, atomically and in f32. This
 //!   takes five dots instead of seven, and each exponential once. The order of the additions, and so the last bits of
-//!   dQ, change from run to run.
+//!   dQ, change from run to run, unless the programs add in a fixed order ([`super::ordered`]).
 //!
 //! With S = scale · Q Kᵀ, P = exp(S − L) recomputed from the L of the forward pass, and D = rowsum(dO ∘ O):
 //! dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = scale · dS K, dK = scale · dSᵀ Q.
@@ -15,18 +15,20 @@
 //! shape of q, dK and dV that of k. `lse2` and `delta` are the outputs of the preprocessing kernel in
 //! [`super::backward_rows`].
 
-use super::backward_rows::{dq_sum_block, fragments, row_block};
+use super::backward_rows::{dq_sum_block, dq_sum_group, fragments, row_block};
 use super::config::{Pass, default_config, is_sub_wave, keep};
 use super::forward::{assume_group, row_offset, this_program};
 use super::loops::{
     KeyLoop, LoopMask, Part, Rules, Scores, assume_entries, batch_and_split, parts_of_keys, tile_bounds,
 };
 use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
+use super::ordered::{number_of, ordered_parts, ordered_program};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
 /// dK and dV: a program per tile of keys loops over the queries that see it. With `one_pass`, it also adds dS K to
-/// `dq_sum` ([`dq_sum_block`]), in the order that `lanes_first` says.
+/// `dq_sum` ([`dq_sum_block`]), in the order that `lanes_first` says. With `ordered`, programs do so in a fixed order,
+/// by the semaphores `counters`: one for each 16 rows of `dq_sum`, 0 before and after. The mask is then dense.
 ///
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ are then left operands of the dots that
 /// accumulate dV and dK. Query heads of a group share keys, so the program loops over all of them.
@@ -67,6 +69,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     dk: TensorMut<R, (entries, heads_kv, n_k, d)>,
     dv: TensorMut<R, (entries, heads_kv, n_k, d)>,
     dq_sum: InOut<f32>,
+    counters: InOut<i32>,
     #[no_specialize] n_q: i32,
     #[no_specialize] n_k: i32,
     scale: f32,
@@ -87,6 +90,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[heuristic(n_k.is_multiple_of(k_tile))]
     even_keys: bool,
     #[constexpr = false] one_pass: bool,
+    #[constexpr = false] ordered: bool,
     #[constexpr = false] lanes_first: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = 0] split_rows: usize,
@@ -94,11 +98,17 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
+    static_assert(!ordered || one_pass && mask.is_dense(), "ordered takes one_pass and the mask `dense`");
     assume_entries(dk.dim(0), q.dim(0), n_q, split_rows);
     assume_group(q.dim(1), k.dim(1), group);
     // Under a causal mask, the first keys are seen by the most queries.
     // Rows of Q and dO of 16 bits, and of dQ in f32; without `one_pass`, an upper bound.
-    let (place, kv_head, entry) = this_program(causal, n_q, 8 * d_tile * group, 1);
+    let row_bytes = 8 * d_tile * group;
+    let ((place, kv_head, entry), is_last) = if ordered {
+        ordered_program(causal, n_q, row_bytes)
+    } else {
+        (this_program(causal, n_q, row_bytes, 1), scalar::<bool>(false))
+    };
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = place * k_tile;
     let padded = d != d_tile;
@@ -136,10 +146,12 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
         // Keys beyond n_k are zeros, but their probabilities may be infinite, and dQ sums over them.
         let excludes_end = one_pass && !even_keys;
-        let parts = if mask.is_dense() {
+        let parts = if ordered && causal {
+            ordered_parts(seen, (first_key, k_tile), q_tile, site, is_last)
+        } else if mask.is_dense() {
             // Rows of q see no key beyond n_k under the causal mask.
             let diagonal = if causal || excludes_end { LoopMask::Dense(site) } else { LoopMask::None };
-            Vec::from([Part { tiles: seen, mask: diagonal }])
+            Vec::from([Part { tiles: seen, mask: diagonal, down: None }])
         } else {
             let args = MaskArgs { number: mask_number, data: mask_data, site };
             let last_key = minimum(first_key + k_tile, n_k) - 1;
@@ -153,18 +165,33 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         (dk_sum, dv_sum) = parts.into_iter().fold((dk_sum, dv_sum), |sums, part| {
             let (first, end) = part.tiles;
             let (mut dk_sum, mut dv_sum) = sums;
-            let mut q_block = q_block.advance([first * q_tile, 0]);
-            let mut do_block = do_block.advance([first * q_tile, 0]);
-            let mut lse2_block = lse2_block.advance([first * q_tile]);
-            let mut delta_block = delta_block.advance([first * q_tile]);
-            let mut dq_block = dq_block.advance([first * (q_tile / 16), 0]);
+            let mut next_q = q_block.advance([first * q_tile, 0]);
+            let mut next_do = do_block.advance([first * q_tile, 0]);
+            let mut next_lse2 = lse2_block.advance([first * q_tile]);
+            let mut next_delta = delta_block.advance([first * q_tile]);
+            let mut next_dq = dq_block.advance([first * (q_tile / 16), 0]);
             let rules = Rules { mask: part.mask, modify: modify.as_ref(), scale };
-            let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
+            // Those of ordered programs are split already.
+            let hint = if part.down.is_some() { Some(false) } else { rules.split_hint() };
+            let scale2 = rules.exponent_scale();
             // With dQ between them, ptxas serializes dots that run one iteration later.
             let overlap = one_pass.then_some(false);
             let boundary = boundary_dims(!even_queries, padded);
             let row_boundary = boundary_dims(!even_queries, false);
             for i in range(first, end, split = hint, overlap = overlap) {
+                let i = part.tile(i);
+                let (q_block, do_block, lse2_block, delta_block, dq_block) = if part.down.is_some() {
+                    let row = i * q_tile;
+                    (
+                        q_block.advance([row, 0]),
+                        do_block.advance([row, 0]),
+                        lse2_block.advance([row]),
+                        delta_block.advance([row]),
+                        dq_block.advance([i * (q_tile / 16), 0]),
+                    )
+                } else {
+                    (next_q, next_do, next_lse2, next_delta, next_dq)
+                };
                 let qt = load(q_block, boundary_check = boundary, padding = zero);
                 let grad_o = load(do_block, boundary_check = boundary, padding = zero);
                 let lt = load(lse2_block, boundary_check = row_boundary, padding = zero).expand_dims(0);
@@ -193,15 +220,23 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
                         dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
                     }
                     dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
-                    atomic_add(dq_block, fragments(partial_dq, lanes_first));
-                    dq_block = dq_block.advance([q_tile / 16, 0]);
+                    if ordered {
+                        let counter = counters + dq_sum_group(index, i * (q_tile / 16), n_q);
+                        let (number, all) = number_of(causal, place, i, [n_q, n_k], [q_tile, k_tile], is_last);
+                        semaphore_wait(counter, number);
+                        atomic_add(dq_block, fragments(partial_dq, lanes_first));
+                        semaphore_release(counter, where_(number + 1 == all, 0, number + 1));
+                    } else {
+                        atomic_add(dq_block, fragments(partial_dq, lanes_first));
+                    }
+                    next_dq = next_dq.advance([q_tile / 16, 0]);
                 } else {
                     dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
                 }
-                q_block = q_block.advance([q_tile, 0]);
-                do_block = do_block.advance([q_tile, 0]);
-                lse2_block = lse2_block.advance([q_tile]);
-                delta_block = delta_block.advance([q_tile]);
+                next_q = next_q.advance([q_tile, 0]);
+                next_do = next_do.advance([q_tile, 0]);
+                next_lse2 = next_lse2.advance([q_tile]);
+                next_delta = next_delta.advance([q_tile]);
             }
             (dk_sum, dv_sum)
         });

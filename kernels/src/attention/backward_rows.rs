@@ -117,7 +117,7 @@ pub(super) fn dq_sum_block(
     q_tile: usize,
     d_tile: usize,
 ) -> BlockPtr<f32> {
-    let rows = (n_q + (DQ_SUM_ROWS - 1)) / DQ_SUM_ROWS * (DQ_SUM_ROWS / 16);
+    let rows = dq_sum_groups(n_q);
     make_block_ptr(
         base + index * rows * (16 * d_tile),
         shape = [rows, 16 * d_tile],
@@ -125,6 +125,18 @@ pub(super) fn dq_sum_block(
         offsets = [first, 0],
         block_shape = [q_tile / 16, 16 * d_tile],
     )
+}
+
+/// Groups of 16 rows of a head of `dq_sum`.
+#[device_fn]
+fn dq_sum_groups(n_q: Scalar<i32>) -> Scalar<i32> {
+    (n_q + (DQ_SUM_ROWS - 1)) / DQ_SUM_ROWS * (DQ_SUM_ROWS / 16)
+}
+
+/// The number of the group of 16 rows that is group `first` of head `index`, among those of all heads.
+#[device_fn]
+pub(super) fn dq_sum_group(index: Scalar<i64>, first: Scalar<i32>, n_q: Scalar<i32>) -> Scalar<i64> {
+    index * dq_sum_groups(n_q) + first
 }
 
 /// A tile [rows, d_tile] in the order of the accumulators of `mma.sync` and `wgmma`, as [rows / 16, 16 · d_tile]: each

@@ -82,6 +82,12 @@ pub fn one_pass_is_faster(target: &Target, element_bytes: usize, [batch, heads_k
     has_memory && element_bytes == 2 && matches!(d_tile(d), 64 | 128) && !is_sub_wave([batch, heads_kv], n_k)
 }
 
+/// Whether one pass with additions in a fixed order is faster than two passes: on Hopper, where a warp of its own adds, if loops
+/// are long (`harness/records/2026-11-30-h200-ordered.jsonl`).
+pub fn ordered_is_faster(target: &Target, element_bytes: usize, k: [usize; 4]) -> bool {
+    is_hopper(target) && k[2] >= 1024 && one_pass_is_faster(target, element_bytes, k)
+}
+
 /// Whether the kernel of one pass adds dQ with consecutive elements in the lanes of a warp: on GPUs that add single elements,
 /// before Hopper.
 pub fn adds_lanes_first(target: &Target) -> bool {

@@ -174,7 +174,7 @@ fn assume_i32(extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) {
 
 /// The number of this program among those of a grid of `extents`, of which the first axis counts as the tile `tile`.
 #[device_fn]
-fn program_in_order(tile: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) -> Scalar<i32> {
+pub(super) fn program_in_order(tile: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)) -> Scalar<i32> {
     assume_i32(extents);
     (program_id(2) * extents.1 + program_id(1)) * extents.0 + tile
 }
@@ -200,7 +200,7 @@ pub(super) fn this_program(
 /// The number of heads that fit into the L2 cache, of loops that access `row_bytes` for each of `rows` rows, the same for
 /// `group` heads.
 #[device_fn]
-fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> Scalar<i32> {
+pub(super) fn heads_in_l2(rows: Scalar<i32>, row_bytes: usize, group: usize) -> Scalar<i32> {
     // 40 of Hopper's 50 MB.
     let l2_bytes = 40 << 20;
     let fit = scalar::<i32>((l2_bytes / row_bytes) as i32) / maximum(rows, 1);
@@ -233,7 +233,7 @@ fn longest_first_at_end(
 /// An index below `extent`, as it is. The check of a launch sees its bounds, and so does the choice of loads: TMA takes no index
 /// below 0.
 #[device_fn]
-fn within(index: Scalar<i32>, extent: Scalar<i32>) -> Scalar<i32> {
+pub(super) fn within(index: Scalar<i32>, extent: Scalar<i32>) -> Scalar<i32> {
     maximum(minimum(index, extent - 1), 0)
 }
 

@@ -1,7 +1,7 @@
 //! Host side of attention: argument checks, workspace, and the order of the kernels, which [`super::passes`] launches.
 
 use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPreprocess};
-use super::config::{Pass, Tiles, d_tile, one_pass_is_faster};
+use super::config::{Pass, Tiles, d_tile, one_pass_is_faster, ordered_is_faster};
 use super::modifiers::{ALIBI, DOCUMENTS, Mask, PREFIX, SOFTCAP, SOFTCAP_ALIBI, Score, WINDOW};
 use super::passes::{ROW_TILE, RowVectors, launch_dkdv, launch_dq, launch_forward, launch_postprocess};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit};
@@ -21,14 +21,20 @@ pub type TensorMut<'a, T> = tensor::TensorMut<'a, T, 4>;
 pub enum Backward {
     /// One pass where that was measured to be faster
     /// ([`one_pass_is_faster`](super::config::one_pass_is_faster)), else two. Code that needs the same bits in every run
-    /// takes [`Backward::TwoPass`].
+    /// takes [`Backward::Deterministic`].
     #[default]
     Auto,
+    /// The same inputs give the same bits in every run: [`Backward::Ordered`] where that was measured to be faster
+    /// ([`ordered_is_faster`](super::config::ordered_is_faster)), else [`Backward::TwoPass`].
+    Deterministic,
     /// A separate kernel recomputes the scores. The same inputs give the same bits in every run.
     TwoPass,
     /// The kernel that computes dK and dV also adds to dQ, atomically in f32: two of seven dots are saved, but the last
     /// bits of dQ change from run to run.
     OnePass,
+    /// One pass, whose programs add to dQ in a fixed order. The same inputs give the same bits in every run. With a mask of
+    /// ranges this is [`Backward::TwoPass`].
+    Ordered,
 }
 
 /// Options of attention.
@@ -59,7 +65,8 @@ pub struct Options<'a> {
     /// and without a mask of ranges, and only if the grid would be sub-wave otherwise. All splits but the last have the same number of rows, a power
     /// of two of at least 256.
     pub num_splits: Option<usize>,
-    /// The stream of the launches; the device's own by default.
+    /// The stream of the launches; the device's own by default. Inputs must be ready on this stream: use events to order it after
+    /// others. Where temporary memory is needed, the device's own stream waits for the launches.
     pub stream: Option<Stream>,
 }
 
@@ -69,13 +76,35 @@ impl<'a> Options<'a> {
         Options { causal, ..Options::default() }
     }
 
-    /// Whether the backward pass for k of this shape takes one pass; [`Backward`] has the choices.
-    pub fn is_one_pass<T: Element>(&self, device: &Device, k: [usize; 4]) -> bool {
-        match self.backward {
-            Backward::Auto => one_pass_is_faster(&device.target(), T::DTYPE.size(), k),
-            Backward::TwoPass => false,
-            Backward::OnePass => true,
+    /// How the backward pass computes dQ for k of this shape: [`Backward::TwoPass`], [`Backward::OnePass`] or [`Backward::Ordered`].
+    pub fn form<T: Element>(&self, device: &Device, k: [usize; 4]) -> Backward {
+        let (target, bytes) = (device.target(), T::DTYPE.size());
+        let form = match self.backward {
+            Backward::Auto if one_pass_is_faster(&target, bytes, k) => Backward::OnePass,
+            Backward::Deterministic if ordered_is_faster(&target, bytes, k) => Backward::Ordered,
+            Backward::Auto | Backward::Deterministic => Backward::TwoPass,
+            given => given,
+        };
+        match form {
+            // Ranges decide which programs add to a tile of dQ, so that their order is not known.
+            Backward::Ordered if !self.mask.function.is_dense() => Backward::TwoPass,
+            form => form,
         }
+    }
+
+    /// Whether the backward pass for k of this shape takes one pass.
+    pub fn is_one_pass<T: Element>(&self, device: &Device, k: [usize; 4]) -> bool {
+        self.form::<T>(device, k) != Backward::TwoPass
+    }
+
+    /// Runs launches on the stream of the options after the work on the device's own stream, which then waits for them: memory is
+    /// allocated, filled and freed in the order of that stream.
+    pub(super) fn in_stream_order<R>(&self, device: &Device, launches: impl FnOnce() -> Result<R>) -> Result<R> {
+        let Some(stream) = &self.stream else { return launches() };
+        stream.wait(&device.stream().record()?)?;
+        let result = launches();
+        device.stream().wait(&stream.record()?)?;
+        result
     }
 
     /// A launch configuration without tile sizes.
@@ -102,8 +131,8 @@ pub(super) struct Problem<'a> {
     pub d: usize,
     pub scale: f32,
     pub precision: Precision,
-    /// Whether the backward pass takes one pass.
-    pub one_pass: bool,
+    /// How the backward pass computes dQ: [`Options::form`].
+    pub form: Backward,
     pub mask_data: View<'a, i32>,
     pub score_data: View<'a, f32>,
 }
@@ -126,6 +155,10 @@ fn expect_shape(name: &'static str, found: [usize; 4], expected: [usize; 4]) -> 
 }
 
 impl<'a> Problem<'a> {
+    pub fn is_one_pass(&self) -> bool {
+        self.form != Backward::TwoPass
+    }
+
     fn new<T: Element>(
         device: &'a Device,
         [q, k, v]: [&Tensor<T>; 3],
@@ -149,12 +182,12 @@ impl<'a> Problem<'a> {
             None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
             _ => Precision::Ieee,
         };
-        let one_pass = options.is_one_pass::<T>(device, k.shape());
+        let form = options.form::<T>(device, k.shape());
         let mask_data = options.mask.data.unwrap_or(View::empty(device));
         let score_data = options.score.data.unwrap_or(View::empty(device));
         expect_mask(&options.mask, mask_data.len(), [n_q, n_k])?;
         expect_score(&options.score, score_data.len(), heads, [n_q, n_k])?;
-        Ok(Problem { device, options, d, scale, precision, one_pass, mask_data, score_data })
+        Ok(Problem { device, options, d, scale, precision, form, mask_data, score_data })
     }
 }
 
@@ -224,7 +257,9 @@ pub fn forward<T: FloatElement>(
     let mut lse = Buffer::uninit(device, rows(q.shape()))?;
     let mut workspace = Buffer::uninit(device, forward_workspace::<T>(device, q.shape(), k.shape(), options))?;
     let target = TensorMut::dense(o.view_mut(), q.shape())?;
-    forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), options)?;
+    options.in_stream_order(device, || {
+        forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), options)
+    })?;
     Ok((o, lse))
 }
 
@@ -364,15 +399,11 @@ pub fn backward<T: FloatElement>(device: &Device, saved: Saved<T>, options: &Opt
     let mut dk = Buffer::uninit(device, k_shape.iter().product())?;
     let mut dv = Buffer::uninit(device, k_shape.iter().product())?;
     let mut workspace = Buffer::uninit(device, backward_workspace::<T>(device, q_shape, k_shape, options))?;
-    backward_into(
-        device,
-        saved,
-        TensorMut::dense(dq.view_mut(), q_shape)?,
-        TensorMut::dense(dk.view_mut(), k_shape)?,
-        TensorMut::dense(dv.view_mut(), k_shape)?,
-        workspace.view_mut(),
-        options,
-    )?;
+    let targets = [(&mut dq, q_shape), (&mut dk, k_shape), (&mut dv, k_shape)];
+    let [dq_out, dk_out, dv_out] = targets.map(|(buffer, shape)| TensorMut::dense(buffer.view_mut(), shape));
+    options.in_stream_order(device, || {
+        backward_into(device, saved, dq_out?, dk_out?, dv_out?, workspace.view_mut(), options)
+    })?;
     Ok(Gradients { dq, dk, dv })
 }
 
@@ -405,7 +436,7 @@ pub fn backward_into<T: FloatElement>(
     expect_len("workspace", workspace.len(), backward_workspace::<T>(device, q_shape, k_shape, options), "")?;
     let (mut delta, rest) = workspace.split_at(aligned_rows(q_shape))?;
     let (mut lse2, rest) = rest.split_at(aligned_rows(q_shape))?;
-    let (mut dq_sum, mut rest) = rest.split_at(if p.one_pass { dq_sum_len(q_shape) } else { 0 })?;
+    let (mut dq_sum, mut rest) = rest.split_at(if p.is_one_pass() { dq_sum_len(q_shape) } else { 0 })?;
     let [dkdv_split, dq_split] = backward_splits::<T>(device, q_shape, k_shape, options);
 
     FlashAttentionBwdPreprocess {
@@ -416,7 +447,7 @@ pub fn backward_into<T: FloatElement>(
         lse2: &mut lse2,
         dq_sum: &mut dq_sum,
         q_tile: ROW_TILE,
-        one_pass: p.one_pass,
+        one_pass: p.is_one_pass(),
     }
     .launch_with(device, &options.launch_rows())?;
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
@@ -429,7 +460,7 @@ pub fn backward_into<T: FloatElement>(
     } else {
         launch_dkdv(&p, saved, rows, &mut dk, &mut dv, &mut dq_sum, dkdv_split)?;
     }
-    if p.one_pass {
+    if p.is_one_pass() {
         launch_postprocess(&p, dq_sum.as_view(), &mut dq, KvSplit::UNSPLIT)
     } else if dq_split.is_split() {
         // Reuses the memory of the partial dK and dV, which are reduced by now.

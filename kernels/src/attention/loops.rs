@@ -43,11 +43,26 @@ pub(super) enum LoopMask {
     Rows(Tile<i32>, Tile<i32>),
 }
 
-/// The tiles `tiles.0..tiles.1` of a loop, which have one mask.
+/// The tiles `tiles.0..tiles.1` of a loop, which have one mask: from the first to the last, or where `down` is true from the last
+/// to the first.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub tiles: (Scalar<i32>, Scalar<i32>),
     pub mask: LoopMask,
+    pub down: Option<Scalar<bool>>,
+}
+
+impl Part {
+    /// The tile of the iteration that would have tile `i` in ascending order.
+    #[device_fn]
+    pub fn tile(self, i: Scalar<i32>) -> Scalar<i32> {
+        let (first, end) = self.tiles;
+        match self.down {
+            None => i,
+            // The limits are those of the tile, too: the check of a launch sees them.
+            Some(down) => where_(down, maximum(minimum(first + end - 1 - i, end - 1), 0), i),
+        }
+    }
 }
 
 impl Split {
@@ -68,7 +83,7 @@ impl Split {
     pub fn parts(self, bounds: [Scalar<i32>; 4], tile: usize, edges: LoopMask, inside: LoopMask) -> Vec<Part> {
         let [first, full, last_full, end] = bounds;
         let parts = [(first, full, edges), (full, last_full, inside), (last_full, end, edges)];
-        parts.map(|(first, end, mask)| Part { tiles: self.tiles(first, end, tile), mask }).to_vec()
+        parts.map(|(first, end, mask)| Part { tiles: self.tiles(first, end, tile), mask, down: None }).to_vec()
     }
 }
 
@@ -123,10 +138,10 @@ pub(super) fn parts_of_keys(
             // program do.
             let keys = if causal { maximum(first_row + (n_k - n_q) + 1, 0) } else { n_k };
             let full = minimum(keys, n_k) / k_tile;
-            let unmasked = Part { tiles: split.tiles(first, full, k_tile), mask: LoopMask::None };
-            Vec::from([unmasked, Part { tiles: split.tiles(full, end, k_tile), mask: diagonal }])
+            let unmasked = Part { tiles: split.tiles(first, full, k_tile), mask: LoopMask::None, down: None };
+            Vec::from([unmasked, Part { tiles: split.tiles(full, end, k_tile), mask: diagonal, down: None }])
         } else {
-            Vec::from([Part { tiles: split.tiles(first, end, k_tile), mask: diagonal }])
+            Vec::from([Part { tiles: split.tiles(first, end, k_tile), mask: diagonal, down: None }])
         }
     } else {
         let last_row = minimum(first_row + num_rows, n_q) - 1;

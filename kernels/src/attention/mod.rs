@@ -19,6 +19,7 @@ pub mod forward;
 mod launch;
 mod loops;
 pub mod modifiers;
+mod ordered;
 mod passes;
 pub mod reference;
 pub mod split_kv;

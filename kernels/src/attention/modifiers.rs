@@ -183,7 +183,8 @@ fn alibi(scores: Tile<f32>, rows: Tile<i32>, keys: Tile<i32>, slope: Scalar<f32>
 }
 
 impl MaskMod {
-    pub(super) fn is_dense(&self) -> bool {
+    /// Whether this is [`DENSE`].
+    pub fn is_dense(&self) -> bool {
         std::ptr::eq(self, &DENSE)
     }
 }

@@ -1,10 +1,10 @@
 //! One function per kernel, which fills in the arguments that [`super::launch`] has checked, and launches it.
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
-use super::backward_rows::FlashAttentionBwdPostprocess;
+use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess};
 use super::config::{Pass, Tiles, adds_lanes_first, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
-use super::launch::{Problem, Saved, Tensor, TensorMut, expect};
+use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect};
 use super::split_kv::{KvSplit, MIN_SPLIT_ROWS};
 use crate::tensor::FloatElement;
 use tilewright_codegen::target::GpuArch;
@@ -83,15 +83,22 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
         && T::DTYPE.size() == 2
         && !is_sub_wave([batch, heads], n_q);
     let may_persist = p.options.forward_tiles.map_or(tuned_may, |tiles| tiles.persistent);
-    let mut tiles_taken = Buffer::<i32>::zeros(p.device, usize::from(may_persist))?;
-    launch!(FlashAttentionFwd, Pass::Forward, p, split, inputs, {
-        o,
-        lse,
-        tiles_taken: &mut tiles_taken,
-        programs: p.device.info().compute_units.max(1) as i32,
-        replicas: tuned(),
-        persistent: tuned(),
+    with_counters(p, usize::from(may_persist), |tiles_taken| {
+        launch!(FlashAttentionFwd, Pass::Forward, p, split, inputs, {
+            o,
+            lse,
+            tiles_taken,
+            programs: p.device.info().compute_units.max(1) as i32,
+            replicas: tuned(),
+            persistent: tuned(),
+        })
     })
+}
+
+/// Launches with counters that start at 0.
+fn with_counters(p: &Problem, count: usize, launch: impl FnOnce(&mut Buffer<i32>) -> Result<()>) -> Result<()> {
+    let mut counters = Buffer::<i32>::zeros(p.device, count)?;
+    if count == 0 { launch(&mut counters) } else { p.options.in_stream_order(p.device, || launch(&mut counters)) }
 }
 
 /// The results of preprocessing, each with one value per query row.
@@ -132,9 +139,14 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     split: KvSplit,
 ) -> Result<()> {
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
-    launch!(FlashAttentionBwdDkdv, Pass::Dkdv, p, split, [q, k, v], {
-        d_o, lse2, delta, dk, dv, dq_sum, one_pass: p.one_pass,
-        lanes_first: adds_lanes_first(&p.device.target()),
+    let [batch, heads, n_q, _] = q.shape();
+    let ordered = p.form == Backward::Ordered;
+    let count = if ordered { batch * heads * n_q.next_multiple_of(DQ_SUM_ROWS) / 16 } else { 0 };
+    with_counters(p, count, |counters| {
+        launch!(FlashAttentionBwdDkdv, Pass::Dkdv, p, split, [q, k, v], {
+            d_o, lse2, delta, dk, dv, dq_sum, counters, one_pass: p.is_one_pass(), ordered,
+            lanes_first: adds_lanes_first(&p.device.target()),
+        })
     })
 }
 

@@ -117,7 +117,9 @@ fn check_replicas(
 }
 
 fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
-    for backward in [TwoPass, OnePass { lanes_first: false }, OnePass { lanes_first: true }] {
+    let ordered = modifiers(&case).mask().function.is_dense().then_some(Ordered);
+    for backward in [TwoPass, OnePass { lanes_first: false }, OnePass { lanes_first: true }].into_iter().chain(ordered)
+    {
         check_backward_in(backward, form, case, tiles, inputs, expected);
     }
 }
@@ -127,8 +129,9 @@ fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expecte
 enum Backward {
     TwoPass,
     OnePass { lanes_first: bool },
+    Ordered,
 }
-use Backward::{OnePass, TwoPass};
+use Backward::{OnePass, Ordered, TwoPass};
 
 fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let (one_pass, lanes_first) = (backward != TwoPass, backward == OnePass { lanes_first: true });
@@ -161,15 +164,19 @@ fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, i
     let [ranges, slopes] = &modifier_tensors(&case);
     let read = || vec![q, k, v, d_o, &lse2, &delta, ranges, slopes].into_iter().map(Arg::In).collect::<Vec<Arg>>();
     let mut tensors = read();
-    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut dq_sum)]);
+    let groups = p.batch * p.heads_q * sum_rows / 16;
+    let mut counters = HostTensor::of(DType::I32, &[groups], &[1], &vec![0.0; groups]);
+    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut dq_sum), Arg::Out(&mut counters)]);
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let consts = with(common(form, &case, tiles), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let consts = with(consts, "even_keys", p.n_k.is_multiple_of(tiles.k));
     let consts = with(with(consts, "one_pass", one_pass), "lanes_first", lanes_first);
+    let consts = with(consts, "ordered", backward == Ordered);
     let key_programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch]);
     interpret(form, &FLASH_ATTENTION_BWD_DKDV, &dtypes, &consts, key_programs, &mut args);
     case.check("dk", &dk, &expected.gradients.dk);
     case.check("dv", &dv, &expected.gradients.dv);
+    assert!(counters.values().iter().all(|&number| number == 0.0), "the semaphores");
 
     let mut dq = case.poisoned(case.query_shape());
     if one_pass {
@@ -263,7 +270,9 @@ fn dv_during_the_barrier() {
     for case in [Case::new(512, 128, 64), Case::new(300, 200, 64).causal()] {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
-        check_backward_in(OnePass { lanes_first: false }, form, case, Tiles { q: 128, k: 128 }, &inputs, &expected);
+        for backward in [OnePass { lanes_first: false }, Ordered] {
+            check_backward_in(backward, form, case, Tiles { q: 128, k: 128 }, &inputs, &expected);
+        }
     }
 }
 
@@ -519,9 +528,9 @@ fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize)
     let (key_shape, query_shape) = (case.key_shape(), case.query_shape());
     let [mut dk, mut dv] = [0, 1].map(|_| poisoned_partials(dkdv_splits, key_shape));
     let mut dq = poisoned_partials(dq_splits, query_shape);
-    let mut unused = poisoned_rows(0);
+    let [mut sums, mut counters] = [DType::F32, DType::I32].map(|dtype| HostTensor::poisoned(dtype, &[0], &[1]));
     let mut tensors = read();
-    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut unused)]);
+    tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut sums), Arg::Out(&mut counters)]);
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     let of_keys = with(consts.clone(), "even_queries", p.n_q.is_multiple_of(tiles.q));
     let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * dkdv_splits]);

@@ -60,7 +60,7 @@ fn very_many_heads_share_keys() {
 fn lengths_that_tiles_divide() {
     for (q_tile, k_tile) in [(16, 16), (16, 64), (64, 16)] {
         let tiles = Some(Tiles::new(q_tile, k_tile, 1, 1));
-        for backward in [Backward::TwoPass, Backward::OnePass] {
+        for backward in [Backward::TwoPass, Backward::OnePass, Backward::Ordered] {
             let options =
                 Options { forward_tiles: tiles, dkdv_tiles: tiles, dq_tiles: tiles, backward, ..Options::default() };
             for (n_q, n_k) in [(128, 128), (64, 192), (192, 64)] {
@@ -261,7 +261,7 @@ fn large_biases_of_partial_tiles() {
     let (query, key) = (case.query_shape(), case.key_shape());
     let [q, k, v, d_o] = [tensor(0, query), tensor(1, key), tensor(2, key), tensor(3, query)];
     let slopes = Buffer::from_slice(&device, &[-50.0_f32]).unwrap();
-    for backward in [Backward::TwoPass, Backward::OnePass] {
+    for backward in [Backward::TwoPass, Backward::OnePass, Backward::Ordered] {
         let options = Options { score: Score::new(None, Some(slopes.view())), backward, ..small_tiles() };
         let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();
         let saved = Saved { q, k, v, o: Tensor::dense(o.view(), query).unwrap(), lse: lse.view(), d_o };

@@ -26,7 +26,7 @@ fn options(
 }
 
 pub fn backward_of(deterministic: bool) -> Backward {
-    if deterministic { Backward::TwoPass } else { Backward::Auto }
+    if deterministic { Backward::Deterministic } else { Backward::Auto }
 }
 
 /// What attention does beside its dense form. A caller gives one of `window`, `prefix` and `ranges` at most.

@@ -113,8 +113,8 @@ struct Bench<'a, T: Number> {
     arguments: &'a Arguments,
     device: &'a Device,
     problem: Problem,
-    /// Whether the backward pass takes one pass; the small problem does what the full one does.
-    one_pass: bool,
+    /// How the backward pass computes dQ; the small problem does what the full one does.
+    form: Backward,
     full: Attention<T>,
     small: Attention<T>,
     expected: Expected,
@@ -137,10 +137,10 @@ impl<'a, T: Number> Bench<'a, T> {
         };
         let expected = small.expected()?;
         let backward = arguments.passes.backward(!arguments.dq_tiles.is_empty());
-        let shape = [problem.batch, problem.heads_q, problem.n_q, problem.d];
+        let keys = [problem.batch, problem.heads_kv, problem.n_k, problem.d];
         let options = Options { backward, ..Options::new(problem.causal) };
-        let one_pass = options.is_one_pass::<T>(device, shape);
-        Ok(Bench { arguments, device, problem, one_pass, full, small, expected })
+        let form = options.form::<T>(device, keys);
+        Ok(Bench { arguments, device, problem, form, full, small, expected })
     }
 
     fn run(mut self, recorder: &mut Recorder) -> Result<()> {
@@ -169,7 +169,7 @@ impl<'a, T: Number> Bench<'a, T> {
         let mut backward_ms = f64::INFINITY;
         let dkdv_choices = dkdv_tiles.into_iter().map(|dkdv| (Some(dkdv), None));
         // One-pass backward has no dQ kernel.
-        let dq_tiles = if self.one_pass { Vec::new() } else { dq_tiles };
+        let dq_tiles = if self.form == Backward::TwoPass { dq_tiles } else { Vec::new() };
         let dq_choices = dq_tiles.into_iter().skip(1).map(|dq| (None, Some(dq)));
         for (dkdv, dq) in dkdv_choices.chain(dq_choices) {
             let choice = TileChoice { dkdv: dkdv.unwrap_or(best.dkdv), dq: dq.unwrap_or(best.dq), ..best };
@@ -203,7 +203,7 @@ impl<'a, T: Number> Bench<'a, T> {
     /// What fails here fails again as a row, with its message.
     fn tiles_of_launches(&mut self) -> [Option<Tiles>; 3] {
         let Arguments { fwd_tiles, dkdv_tiles, dq_tiles, forward_only, .. } = self.arguments;
-        let backward = if self.one_pass { Backward::OnePass } else { Backward::TwoPass };
+        let backward = self.form;
         let given = |tiles: &[Tiles]| tiles.first().copied();
         let options = Options {
             backward,
@@ -212,12 +212,13 @@ impl<'a, T: Number> Bench<'a, T> {
             dq_tiles: given(dq_tiles),
             ..Options::new(self.problem.causal)
         };
-        let need_backward = !forward_only && (dkdv_tiles.is_empty() || dq_tiles.is_empty() && !self.one_pass);
+        let need_backward =
+            !forward_only && (dkdv_tiles.is_empty() || dq_tiles.is_empty() && self.form == Backward::TwoPass);
         let forward = (fwd_tiles.is_empty() || need_backward).then(|| self.full.forward(&options));
         if need_backward && matches!(forward, Some(Ok(()))) {
             let _ = self.full.backward(&options);
         }
-        tiles::taken::<T>(&self.problem, None, self.device, self.one_pass)
+        tiles::taken::<T>(&self.problem, None, self.device, self.form != Backward::TwoPass)
     }
 
     /// Returns the tiles to measure for one pass: those of the command line, else those of a launch (`taken`), or the default, and,
@@ -273,13 +274,13 @@ impl<'a, T: Number> Bench<'a, T> {
     }
 
     fn backward_text(&self, choice: TileChoice) -> String {
-        let dq = if self.one_pass { "one pass".to_string() } else { tiles::text(choice.dq) };
+        let dq = tiles::dq_text(self.form, choice.dq);
         format!("{} {dq}", tiles::text(choice.dkdv))
     }
 
     fn options(&self, choice: TileChoice) -> Options<'static> {
         Options {
-            backward: if self.one_pass { Backward::OnePass } else { Backward::TwoPass },
+            backward: self.form,
             forward_tiles: Some(choice.fwd),
             dkdv_tiles: Some(choice.dkdv),
             dq_tiles: Some(choice.dq),

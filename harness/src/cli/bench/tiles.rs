@@ -23,7 +23,8 @@ pub struct Passes {
     /// Default: where that was measured to be faster (Hopper, bf16 and f16)
     #[arg(long, conflicts_with_all = ["deterministic", "dq_tiles"])]
     one_pass: bool,
-    /// Backward in two passes, which gives the same bits in every run; implied by --dq-tiles
+    /// Backward that gives the same bits in every run: in one pass whose programs add to dQ in a fixed order, or in two
+    /// passes, as was measured to be faster. --dq-tiles implies two passes
     #[arg(long)]
     deterministic: bool,
 }
@@ -33,7 +34,8 @@ impl Passes {
     pub fn backward(&self, has_dq_tiles: bool) -> Backward {
         match self.one_pass {
             true => Backward::OnePass,
-            false if self.deterministic || has_dq_tiles => Backward::TwoPass,
+            false if has_dq_tiles => Backward::TwoPass,
+            false if self.deterministic => Backward::Deterministic,
             false => Backward::Auto,
         }
     }
@@ -71,6 +73,15 @@ pub fn taken<T: Number>(
         let choice = choices.iter().find(|choice| choice.kernel == kernel && is_for_this(choice))?;
         Tiles::of(&choice.config)
     })
+}
+
+/// The tiles of the dQ kernel, or why there is none.
+pub fn dq_text(form: Backward, tiles: Tiles) -> String {
+    match form {
+        Backward::OnePass => "one pass".to_string(),
+        Backward::Ordered => "one pass, ordered".to_string(),
+        _ => text(tiles),
+    }
 }
 
 /// Parses `q_tile,k_tile,warps,stages` and schedule hints.

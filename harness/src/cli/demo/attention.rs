@@ -65,8 +65,9 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
             ("lse", (rows.clone(), DType::F32)),
             ("lse2", (rows.clone(), DType::F32)),
             ("delta", (rows, DType::F32)),
-            // Used by the one-pass backward only, which accumulates dQ in it.
+            // Used by the one-pass backward only, which accumulates dQ in the first.
             ("dq_sum", (vec![0], DType::F32)),
+            ("counters", (vec![0], DType::I32)),
             ("dq", gradient(&q)),
             ("dk", gradient(&k)),
             ("dv", gradient(&v)),
