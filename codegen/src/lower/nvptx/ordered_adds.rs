@@ -175,8 +175,8 @@ impl Lowering<'_> {
     /// The code of the warp.
     ///
     /// The counter orders the reductions alone, which the L2 cache performs: it is set when they are complete, and the next ones are
-    /// issued when it has been read. PTX would have a release and an acquire here, as FlashAttention-3 does, which make the
-    /// pass 6 to 14 % slower (`harness/records/2026-11-30-h200-ordered-tried.jsonl`). Without them, no sum could be wrong: if a GPU
+    /// issued when it has been read. PTX would have a release and an acquire here, as FlashAttention-3 does, which make
+    /// the kernel up to 13 % slower (`harness/records/2026-11-30-h200-ordered-tried.jsonl`). Without them, no sum could be wrong: if a GPU
     /// reordered the two, additions would have another order, and last bits would change.
     pub(super) fn serve_ordered(&mut self) -> Result<()> {
         let ((bytes, _), request) = (self.ordered_tile(), self.request());
