@@ -78,8 +78,8 @@ impl Lowering<'_> {
     }
 
     /// Sets a counter, without an order of other accesses.
-    pub(super) fn set_counter(&mut self, counter: &str, value: &str) -> Result<()> {
-        self.atomic(AtomicOp::Xchg, DType::I32, counter, value, None, Order::RELAXED).map(|_| ())
+    pub(super) fn set_counter(&mut self, counter: &str, value: &str) {
+        self.atomic_asm(AtomicOp::Xchg, DType::I32, counter, value, Order::RELAXED);
     }
 
     /// Repeats what gives an i32 until it is `value`.

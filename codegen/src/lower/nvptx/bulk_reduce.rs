@@ -222,7 +222,7 @@ impl Lowering<'_> {
             return;
         }
         self.warp_barrier();
-        let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let first = self.first_lane();
         self.when(Some(first), |this| {
             let offset = offset(this);
             let own = this.e.inst(format!("zext nneg i32 {own} to i64"));

@@ -82,7 +82,7 @@ pub struct SharedMemory {
 
 /// Plans the shared memory of a function of stage *async*.
 pub fn shared_memory(func: &Func, arch: GpuArch) -> SharedMemory {
-    let plan = plan_shared_memory(func, &AxisAnalysis::new(func), arch);
+    let (plan, _) = plan_shared_memory(func, &AxisAnalysis::new(func), arch);
     let barriers = func.walk().into_iter().filter(|&id| plan.barrier_before(id)).collect();
     SharedMemory { bytes: plan.bytes, parts: plan.placed, barriers }
 }
@@ -93,14 +93,16 @@ pub fn joined_dots(func: &Func) -> JoinedDots {
     JoinedDots::find(func, |ring| stored.contains_key(&ring))
 }
 
-fn plan_shared_memory(func: &Func, axis: &AxisAnalysis, arch: GpuArch) -> SharedPlan {
+/// The shared memory of a function, and the ordered additions that a warp of their own does there.
+fn plan_shared_memory(func: &Func, axis: &AxisAnalysis, arch: GpuArch) -> (SharedPlan, OrderedAdds) {
     let dependencies = Rc::new(ThreadDependencies::new(func, axis));
-    let reductions = bulk_reduce::find(func, axis, &dependencies, &OrderedAdds::find(func, axis, &dependencies), arch);
+    let ordered_adds = OrderedAdds::find(func, axis, &dependencies, arch);
+    let reductions = bulk_reduce::find(func, axis, &dependencies, &ordered_adds, arch);
     let plan = SharedPlan::new(func, dependencies.clone(), reductions);
     match plan.bytes > arch.max_shared_bytes() {
         // Atomics of threads need no shared memory.
-        true => SharedPlan::new(func, dependencies, HashMap::new()),
-        false => plan,
+        true => (SharedPlan::new(func, dependencies, HashMap::new()), OrderedAdds::default()),
+        false => (plan, ordered_adds),
     }
 }
 
@@ -111,8 +113,7 @@ fn plan_shared_memory(func: &Func, axis: &AxisAnalysis, arch: GpuArch) -> Shared
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
     let threads = block_threads(func, options);
     let axis = AxisAnalysis::new(func);
-    let mut plan = plan_shared_memory(func, &axis, arch);
-    let ordered_adds = OrderedAdds::find(func, &axis, &plan.dependencies).planned(&plan);
+    let (mut plan, ordered_adds) = plan_shared_memory(func, &axis, arch);
     let registers = registers_for_mma(func, options, threads);
     Rc::make_mut(&mut plan.joined).retain(|dots| dot::fit_registers(func, dots, registers));
     let dependencies = plan.dependencies.clone();

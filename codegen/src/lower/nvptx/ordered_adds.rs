@@ -7,14 +7,14 @@
 //!
 //! Two named barriers order the shared memory of the tile: *empty* lets the consumers fill it, *full* lets the warp read it.
 
+use super::Lowering;
 use super::bulk_reduce::{BulkReduce, bulk_reduce};
 use super::emit::Val;
-use super::plan::SharedPlan;
 use super::thread_dependencies::ThreadDependencies;
-use super::{Lowering, Result};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::memory_effects::{underlying_arguments, written_pointers};
 use crate::ir::{AtomicOp, Effects, Func, MemSem, Op, OpId};
+use crate::target::GpuArch;
 use std::collections::{HashMap, HashSet};
 
 /// Bytes of the request, which follows the tile in shared memory: the counter, its values before and after the addition, whether there
@@ -36,14 +36,14 @@ struct Semaphore {
 #[derive(Default)]
 pub(super) struct OrderedAdds {
     of: HashMap<OpId, Semaphore>,
-    /// The ops that wait and release.
-    around: HashSet<OpId>,
 }
 
 impl OrderedAdds {
     /// All ordered additions of a function, or none: where semaphores order anything else, consumers have to wait.
-    pub fn find(func: &Func, axis: &AxisAnalysis, dependencies: &ThreadDependencies) -> OrderedAdds {
-        OrderedAdds::all(func, axis, dependencies).unwrap_or_default()
+    /// Other GPUs have no bulk reductions.
+    pub fn find(func: &Func, axis: &AxisAnalysis, dependencies: &ThreadDependencies, arch: GpuArch) -> OrderedAdds {
+        let found = (arch == GpuArch::Sm90a).then(|| OrderedAdds::all(func, axis, dependencies)).flatten();
+        found.unwrap_or_default()
     }
 
     fn all(func: &Func, axis: &AxisAnalysis, dependencies: &ThreadDependencies) -> Option<OrderedAdds> {
@@ -77,13 +77,7 @@ impl OrderedAdds {
         };
         let only_adds = of.keys().all(|&id| dependencies.only_adds(func, id));
         let fits = is_one && only_adds && ops.iter().enumerate().all(is_unordered);
-        fits.then_some(OrderedAdds { of, around })
-    }
-
-    /// These, if the warp does them: not on other GPUs, and not without the shared memory.
-    pub fn planned(self, plan: &SharedPlan) -> OrderedAdds {
-        let is_planned = |&id: &OpId| matches!(plan.bulk_reduction(id), Some(BulkReduce::Parts { ordered: true, .. }));
-        if self.of.keys().all(is_planned) { self } else { OrderedAdds::default() }
+        fits.then_some(OrderedAdds { of })
     }
 
     /// Whether there are none.
@@ -98,7 +92,7 @@ impl OrderedAdds {
 
     /// Whether the warp does what this op does around an addition.
     pub fn covers(&self, id: OpId) -> bool {
-        self.around.contains(&id)
+        self.of.values().any(|around| [around.wait, around.release].contains(&id))
     }
 }
 
@@ -178,9 +172,9 @@ impl Lowering<'_> {
     /// issued when it has been read. PTX would have a release and an acquire here, as FlashAttention-3 does, which make
     /// the kernel up to 13 % slower (`harness/records/2026-11-30-h200-ordered-tried.jsonl`). Without them, no sum could be wrong: if a GPU
     /// reordered the two, additions would have another order, and last bits would change.
-    pub(super) fn serve_ordered(&mut self) -> Result<()> {
+    pub(super) fn serve_ordered(&mut self) {
         let ((bytes, _), request) = (self.ordered_tile(), self.request());
-        let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let first = self.first_lane();
         let [again, tile, ended] = ["serve", "tile", "served"].map(|hint| self.e.new_label(hint));
         self.ordered_barrier("arrive", Barrier::Empty);
         self.e.branch(&again);
@@ -204,14 +198,12 @@ impl Lowering<'_> {
         });
         self.warp_barrier();
         self.ordered_barrier("arrive", Barrier::Empty);
-        let mut set = Ok(());
         self.when(Some(first), |this| {
             this.bulk_group("wait_group 0");
-            set = this.set_counter(&counter, &next);
+            this.set_counter(&counter, &next);
         });
         self.e.branch(&again);
         self.e.start_block(&ended);
-        set
     }
 
     /// The bytes of the tile, and the number of consumer warps.

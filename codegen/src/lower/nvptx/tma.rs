@@ -40,9 +40,14 @@ impl TmaCopies {
 }
 
 impl Lowering<'_> {
+    /// i1: this thread acts for its warp.
+    pub(super) fn first_lane(&mut self) -> Val {
+        self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane))
+    }
+
     /// i1: this thread acts for its partition (or its block).
     pub(super) fn leader(&mut self) -> Val {
-        let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let lane = self.first_lane();
         let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
         self.e.hoist(format!("and i1 {lane}, {warp}"))
     }
@@ -137,7 +142,7 @@ impl Lowering<'_> {
             return;
         }
         self.warp_barrier();
-        let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let first = self.first_lane();
         // Predicated: a branch would end where the paths around it meet, and ptxas would take what loops carry there, such as the
         // slots of rings, for values that differ between threads: it would keep no descriptors of `wgmma` in uniform registers.
         self.e.void(format!(
@@ -506,9 +511,7 @@ impl Lowering<'_> {
             self.e.start_block(&others);
             if !self.ordered_adds.is_empty() {
                 let next = self.e.hoist(format!("icmp eq i32 {uniform}, {producers}"));
-                let mut served = Ok(());
-                self.when(Some(next), |this| served = this.serve_ordered());
-                served?;
+                self.when(Some(next), Self::serve_ordered);
             }
             self.e.branch(join);
             self.e.start_block(&active);

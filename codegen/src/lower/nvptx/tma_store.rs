@@ -31,7 +31,7 @@ impl Lowering<'_> {
         let own = self.e.hoist(format!("mul i32 {}, {}", self.threads.warp, SLOTS * slot_bytes));
         let base = self.scratch(id);
         let own = self.e.hoist(format!("add i32 {own}, {base}"));
-        let first_lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
+        let first_lane = self.first_lane();
         let mut loaded = boxes.boxes.first().map(|(registers, _)| self.load_box(&mut loads, registers));
         self.before_first_box(id);
         for (number, (registers, start)) in boxes.boxes.iter().enumerate() {
