@@ -5,6 +5,7 @@
 //! serializes MMAs if it cannot prove that their registers are not in use.
 
 use std::path::PathBuf;
+use tempfile::TempDir;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_codegen::ir::DType;
@@ -88,6 +89,29 @@ fn ptx(configuration: &Configuration) -> String {
     }
 }
 
+/// The assembler, with the disassembler beside it.
+struct Tools {
+    ptxas: PathBuf,
+    folder: TempDir,
+}
+
+impl Tools {
+    fn find() -> Option<Tools> {
+        Some(Tools { ptxas: ptxas::find()?, folder: tempfile::tempdir().unwrap() })
+    }
+
+    /// What the code takes, and the loops of the machine code, if there is a disassembler.
+    fn assemble(&self, ptx: &str) -> (ptxas::Resources, Option<Vec<Vec<sass::Instruction>>>) {
+        let (nvdisasm, cubin) = (self.ptxas.with_file_name("nvdisasm"), self.folder.path().join("kernel.cubin"));
+        let resources = ptxas::assemble_to(&self.ptxas, ptx, "sm_90a", &cubin).unwrap_or_else(|e| panic!("{e}"));
+        if !nvdisasm.is_file() {
+            println!("skipped: no nvdisasm in the folder of {}", self.ptxas.display());
+            return (resources, None);
+        }
+        (resources, Some(sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"))))
+    }
+}
+
 /// The largest number of arithmetic instructions between a wait that leaves MMAs in flight and a wait for all.
 fn overlapped_arithmetic(body: &[sass::Instruction]) -> usize {
     let (mut most, mut count, mut in_flight) = (0, 0, false);
@@ -105,24 +129,16 @@ fn overlapped_arithmetic(body: &[sass::Instruction]) -> usize {
 
 #[test]
 fn arithmetic_overlaps_wgmma() {
-    let Some(ptxas) = ptxas::find() else { return };
-    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
-    let folder = tempfile::tempdir().unwrap();
-    let cubin = folder.path().join("kernel.cubin");
+    let Some(tools) = Tools::find() else { return };
     let mut failures = Vec::new();
     for case in cases() {
         let name = case.name();
-        let resources =
-            ptxas::assemble_to(&ptxas, &case.ptx(), "sm_90a", &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let (resources, loops) = tools.assemble(&case.ptx());
         println!("{name}: {} registers, {} bytes of spills", resources.registers, resources.spills);
         if !resources.warnings.is_empty() || resources.spills > 0 {
             failures.push(format!("{name}: {} bytes of spills {:?}", resources.spills, resources.warnings));
         }
-        if !nvdisasm.is_file() {
-            println!("skipped: no nvdisasm in the folder of {}", ptxas.display());
-            continue;
-        }
-        let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let Some(loops) = loops else { continue };
         let most = loops.iter().map(|body| overlapped_arithmetic(body)).max().unwrap_or(0);
         if most < case.overlapped {
             failures.push(format!("{name}: {most} instructions overlap MMAs, expected at least {}", case.overlapped));
@@ -135,10 +151,7 @@ fn arithmetic_overlaps_wgmma() {
 /// tells the warp what to do keeps the descriptors of the loop's `wgmma` in uniform registers.
 #[test]
 fn ordered_additions_have_a_warp_of_their_own() {
-    let Some(ptxas) = ptxas::find() else { return };
-    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
-    let folder = tempfile::tempdir().unwrap();
-    let cubin = folder.path().join("kernel.cubin");
+    let Some(tools) = Tools::find() else { return };
     for (d, q_tile, num_stages, causal) in
         [(64, 128, 2, true), (64, 128, 2, false), (128, 64, 3, true), (128, 64, 3, false)]
     {
@@ -160,14 +173,10 @@ fn ordered_additions_have_a_warp_of_their_own() {
         let found =
             ["ld.relaxed.gpu", "cp.reduce.async.bulk.global", "red.global", ".acquire.", ".release.gpu"].map(count);
         assert_eq!(found, [1, 1, 0, 0, 0], "d = {d}, causal: {causal}");
-        let resources = ptxas::assemble_to(&ptxas, &ptx, "sm_90a", &cubin).unwrap_or_else(|e| panic!("{e}"));
+        let (resources, loops) = tools.assemble(&ptx);
         // Two addresses may be stored before the loop, and loaded after it.
         assert!(resources.warnings.is_empty() && resources.spills <= 16, "d = {d}, causal: {causal}: {resources:?}");
-        if !nvdisasm.is_file() {
-            println!("skipped: no nvdisasm in the folder of {}", ptxas.display());
-            continue;
-        }
-        let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"));
+        let Some(loops) = loops else { continue };
         let count = |body: &[sass::Instruction], names: &[&str]| {
             body.iter().filter(|i| names.iter().any(|name| i.starts_with(name))).count()
         };
@@ -181,24 +190,20 @@ fn ordered_additions_have_a_warp_of_their_own() {
 /// In a plain matmul the next iteration issues its MMA before it waits for that of the current one.
 #[test]
 fn accumulation_overlaps_the_next_iteration() {
-    let Some(ptxas) = ptxas::find() else { return };
-    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
-    let folder = tempfile::tempdir().unwrap();
-    let cubin = folder.path().join("kernel.cubin");
+    let Some(tools) = Tools::find() else { return };
     let all = configurations(DType::BF16);
     let matmul = all.into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
     for warp_specialize in [false, true] {
         let schedule = Schedule { warp_specialize: Some(warp_specialize), ..matmul.options.schedule };
         let options = CompileOptions { schedule, ..matmul.options.clone() };
         let ptx = ptx(&Configuration { options, ..matmul.clone() });
-        let resources = ptxas::assemble_to(&ptxas, &ptx, "sm_90a", &cubin).unwrap_or_else(|e| panic!("{e}"));
+        let (resources, loops) = tools.assemble(&ptx);
         println!("matmul, warp_specialize: {warp_specialize}: {} registers", resources.registers);
         assert!(
             resources.warnings.is_empty() && resources.spills == 0,
             "warp_specialize: {warp_specialize}: {resources:?}"
         );
-        if nvdisasm.is_file() {
-            let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"));
+        if let Some(loops) = loops {
             let has_mma = |body: &&Vec<String>| body.iter().any(|i| i.starts_with("HGMMA"));
             let body = loops.iter().filter(has_mma).min_by_key(|body| body.len()).expect("a loop with MMAs");
             let waits: Vec<&String> = body.iter().filter(|i| i.starts_with("WARPGROUP.DEPBAR")).collect();
