@@ -190,10 +190,8 @@ pub(crate) fn cut_among([m, n, k]: [usize; 3], sms: usize, bytes: usize, step: i
             let of_sums = steps * per_step * factor + each + stored(bytes.saturating_sub(2));
             let all = rounds * of_sums.max(stored(bytes));
             match programs {
-                Programs::OfOneTile => Some(all),
-                Programs::Persistent | Programs::Turns | Programs::LoadingByThreads => {
-                    (rounds > 1.0).then_some(all + ENDS)
-                }
+                Programs::OfOneTile | Programs::LoadingByThreads => Some(all),
+                Programs::Persistent | Programs::Turns => (rounds > 1.0).then_some(all + ENDS),
             }
         };
         let of_alone = of(Some(alone), Programs::OfOneTile);
