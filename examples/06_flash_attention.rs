@@ -81,7 +81,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let wide = host.each_ref().map(|x| x.iter().map(|x| x.to_f64()).collect::<Vec<_>>());
     #[rustfmt::skip]
     let mut problem = attention::reference::Problem {
-        batch: 1, heads_q: heads, heads_kv: heads, n_q, n_k, d, causal: false, scale: f64::from(scale),
+        batch: 1, heads_q: heads, heads_kv: heads, n_q, n_k, d, d_v: d, causal: false, scale: f64::from(scale),
         modifiers: Default::default(),
     };
     let (want, _) = attention::reference::forward(&problem, &wide[0], &wide[1], &wide[2]);

@@ -4,6 +4,8 @@
 //! The query heads that share a key/value head are the rows of one tile, which reads each key once. The keys of a
 //! sequence are split between programs, because a batch of tokens alone does not fill a GPU; a second kernel combines
 //! their results.
+//!
+//! The library's attention takes such a cache too (`attention::Options::cache`); this is how to write the kernel.
 
 #[path = "common/mod.rs"]
 pub mod common;

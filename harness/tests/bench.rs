@@ -256,7 +256,7 @@ fn mistakes_are_refused_with_the_remedy() {
 fn help_names_every_benchmark() {
     let help = bench(&["--help"]);
     let help = text(&help.stdout);
-    for subject in ["attention", "model", "norm", "fused", "kernels", "copy", "launch", "compile"] {
+    for subject in ["attention", "decode", "model", "norm", "fused", "kernels", "copy", "launch", "compile"] {
         assert!(help.lines().any(|line| line.trim_start().starts_with(subject)), "{subject}: {help}");
     }
 }

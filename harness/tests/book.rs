@@ -56,7 +56,8 @@ fn shown() -> Vec<Shown> {
     let mut attention = CompileOptions { num_warps: 8, num_stages: 2, ..CompileOptions::default() };
     attention.schedule.warp_specialize = Some(true);
     attention.schedule.pingpong = Some(true);
-    let mut tiles = integers(&[("d", 128), ("d_tile", 128), ("q_tile", 128), ("k_tile", 128)]);
+    let tiles = [("d", 128), ("d_tile", 128), ("d_v", 128), ("d_v_tile", 128), ("q_tile", 128), ("k_tile", 128)];
+    let mut tiles = integers(&tiles);
     tiles.extend(["causal", "even_keys"].map(|name| (name, ConstValue::Bool(true))));
     vec![
         Shown {

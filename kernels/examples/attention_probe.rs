@@ -120,6 +120,8 @@ fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> 
     let all = [
         ("d", int(d)),
         ("d_tile", int(d_tile(d))),
+        ("d_v", int(d)),
+        ("d_v_tile", int(d_tile(d))),
         ("q_tile", int(tiles.q_tile)),
         ("k_tile", int(tiles.k_tile)),
         ("group", int(parsed(given, "group", 1)?)),

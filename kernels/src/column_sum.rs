@@ -61,7 +61,7 @@ impl Tiling {
                 rows_per_program: rows.next_multiple_of(256).max(256),
             },
             true => {
-                let chunks = (TARGET_PROGRAMS / d.div_ceil(32)).clamp(1, rows.div_ceil(256));
+                let chunks = (TARGET_PROGRAMS / d.div_ceil(32).max(1)).clamp(1, rows.div_ceil(256));
                 Tiling {
                     rows_tile: 64,
                     d_tile: 32,
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn chunks_cover_the_rows() {
-        for (rows, d) in [(0, 5), (1, 1), (2049, 7), (50_000, 1024), (50_000, 100_000), (1 << 24, 3)] {
+        for (rows, d) in [(0, 5), (4096, 0), (1, 1), (2049, 7), (50_000, 1024), (50_000, 100_000), (1 << 24, 3)] {
             for gpu in [false, true] {
                 let tiling = Tiling::new(rows, d, gpu);
                 assert!(

@@ -9,6 +9,10 @@ use tilewright::kernels::attention::reference::{self, Gradients, ModifierTensors
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::prelude::{Buffer, Device};
 
+/// A score that each row has beside its keys.
+pub const SINKS: Modifiers =
+    Modifiers { window: None, prefix: None, documents: None, softcap: None, alibi: false, sinks: true };
+
 /// The memory layout of the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Layout {
@@ -21,7 +25,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    fn strides(self, [_, heads, rows, d]: [usize; 4]) -> [usize; 4] {
+    pub fn strides(self, [_, heads, rows, d]: [usize; 4]) -> [usize; 4] {
         match self {
             Layout::Dense => [heads * rows * d, rows * d, d, 1],
             Layout::RowsFirst => [rows * heads * d, d, heads * d, 1],
@@ -70,6 +74,7 @@ impl Case {
             n_q,
             n_k,
             d,
+            d_v: d,
             causal: false,
             scale,
             modifiers: Modifiers::default(),
@@ -107,16 +112,34 @@ impl Case {
         self
     }
 
-    /// The shape of q, o and their gradients.
+    /// With values of another head dimension.
+    pub fn values(mut self, d_v: usize) -> Case {
+        self.problem.d_v = d_v;
+        self
+    }
+
+    /// The shape of q and its gradient.
     pub fn query_shape(&self) -> [usize; 4] {
         let p = &self.problem;
         [p.batch, p.heads_q, p.n_q, p.d]
     }
 
-    /// The shape of k, v and their gradients.
+    /// The shape of o and its gradient.
+    pub fn result_shape(&self) -> [usize; 4] {
+        let p = &self.problem;
+        [p.batch, p.heads_q, p.n_q, p.d_v]
+    }
+
+    /// The shape of k and its gradient.
     pub fn key_shape(&self) -> [usize; 4] {
         let p = &self.problem;
         [p.batch, p.heads_kv, p.n_k, p.d]
+    }
+
+    /// The shape of v and its gradient.
+    pub fn value_shape(&self) -> [usize; 4] {
+        let p = &self.problem;
+        [p.batch, p.heads_kv, p.n_k, p.d_v]
     }
 
     /// A tensor of these values, in the type and layout of the case.
@@ -136,8 +159,9 @@ impl Case {
             let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.number() * 3f64.sqrt()).collect();
             self.tensor(shape, &values)
         };
-        let (query, key) = (self.query_shape(), self.key_shape());
-        Inputs { q: tensor(query), k: tensor(key), v: tensor(key), d_o: tensor(query) }
+        let [q, k, v, d_o] =
+            [self.query_shape(), self.key_shape(), self.value_shape(), self.result_shape()].map(&mut tensor);
+        Inputs { q, k, v, d_o }
     }
 
     pub fn expected(&self, inputs: &Inputs) -> Expected {
@@ -145,6 +169,24 @@ impl Case {
         let (o, lse) = reference::forward(&self.problem, &q, &k, &v);
         let gradients = reference::backward(&self.problem, &q, &k, &v, &d_o);
         Expected { o, lse, gradients }
+    }
+
+    /// Fails unless the gradients of the sinks are those of this O, as it is rounded: −Σ exp(s − L) · (dO · O) of each head, whose
+    /// terms cancel each other.
+    #[track_caller]
+    pub fn check_sinks(&self, found: &HostTensor, o: &HostTensor, inputs: &Inputs, expected: &Expected) {
+        let p = &self.problem;
+        let (o, d_o) = (o.values(), inputs.d_o.values());
+        let mut want = vec![0.0; p.heads_q];
+        for (row, (o, d_o)) in o.chunks(p.d_v).zip(d_o.chunks(p.d_v)).enumerate() {
+            let head = row / p.n_q % p.heads_q;
+            let product: f64 = o.iter().zip(d_o).map(|(o, d_o)| o * d_o).sum();
+            want[head] -= (reference::sink_score(head) - expected.lse[row]).exp() * product;
+        }
+        self.check("d_sinks", found, &want);
+        if self.dtype == DType::F32 {
+            self.check("d_sinks", found, &expected.gradients.d_sinks);
+        }
     }
 
     /// Fails unless the tensor agrees with `want` and its gaps are unchanged.
@@ -205,7 +247,7 @@ pub fn check(device: &Device, case: Case, options: &Options) {
     }
 }
 
-fn array(list: &[usize]) -> [usize; 4] {
+pub fn array(list: &[usize]) -> [usize; 4] {
     list.try_into().expect("four dimensions")
 }
 
@@ -221,9 +263,9 @@ fn output<'a, T: FloatElement>(buffer: &'a mut Buffer<T>, like: &HostTensor) -> 
 
 fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) {
     let tensors = ModifierTensors::new(device, &case.problem).unwrap_or_else(|e| panic!("{case:?}: {e}"));
-    let (mask, score) = (tensors.mask(), tensors.score());
+    let (mask, score, sinks) = (tensors.mask(), tensors.score(), tensors.sinks());
     let (causal, scale) = (case.problem.causal, Some(case.problem.scale as f32));
-    let options = Options { causal, scale, mask, score, ..options.clone() };
+    let options = Options { causal, scale, mask, score, sinks, ..options.clone() };
     let inputs = case.inputs();
     let expected = case.expected(&inputs);
     let Inputs { q, k, v, d_o } = &inputs;
@@ -234,12 +276,12 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
         host
     };
 
-    let mut o = case.poisoned(case.query_shape());
+    let mut o = case.poisoned(case.result_shape());
     let mut lse = poisoned_rows(expected.lse.len());
     let (mut o_buffer, mut lse_buffer) = (o.upload::<T>(device), lse.upload::<f32>(device));
     let o_out = output(&mut o_buffer, &o);
-    let (q_shape, k_shape) = (case.query_shape(), case.key_shape());
-    let workspace = attention::forward_workspace::<T>(device, q_shape, k_shape, &options);
+    let (q_shape, k_shape, v_shape) = (case.query_shape(), case.key_shape(), case.value_shape());
+    let workspace = attention::forward_workspace::<T>(device, q_shape, k_shape, v_shape, &options);
     let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
     attention::forward_into(device, q_in, k_in, v_in, o_out, lse_buffer.view_mut(), workspace.view_mut(), &options)
         .unwrap_or_else(|e| panic!("{case:?}: {e}"));
@@ -250,19 +292,25 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
 
     let (o_in, do_in) = (input(&o_buffer, &o), input(&do_buffer, d_o));
     let saved = Saved { q: q_in, k: k_in, v: v_in, o: o_in, lse: lse_buffer.view(), d_o: do_in };
+    if let Some(sinks) = options.sinks {
+        let d_sinks = attention::sink_gradients(device, sinks, o_in, lse_buffer.view(), do_in);
+        let d_sinks = d_sinks.and_then(|d_sinks| d_sinks.to_vec()).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let d_sinks: Vec<f64> = d_sinks.into_iter().map(f64::from).collect();
+        let found = HostTensor::of(DType::F32, &[d_sinks.len()], &[1], &d_sinks);
+        case.check_sinks(&found, &o, &inputs, &expected);
+    }
     let mut ordered: Option<HostTensor> = None;
     for backward in [Backward::TwoPass, Backward::OnePass, Backward::Ordered, Backward::Ordered] {
         let options = Options { backward, ..options.clone() };
-        let (query, key) = (case.poisoned(case.query_shape()), case.poisoned(case.key_shape()));
-        let mut dq = query.upload::<T>(device);
-        let [mut dk, mut dv] = [0, 1].map(|_| key.upload::<T>(device));
-        let workspace = attention::backward_workspace::<T>(device, q_shape, k_shape, &options);
+        let [query, key, value] = [q_shape, k_shape, v_shape].map(|shape| case.poisoned(shape));
+        let [mut dq, mut dk, mut dv] = [&query, &key, &value].map(|tensor| tensor.upload::<T>(device));
+        let workspace = attention::backward_workspace::<T>(device, q_shape, k_shape, v_shape, &options);
         let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
-        let (dq_out, dk_out, dv_out) = (output(&mut dq, &query), output(&mut dk, &key), output(&mut dv, &key));
+        let (dq_out, dk_out, dv_out) = (output(&mut dq, &query), output(&mut dk, &key), output(&mut dv, &value));
         attention::backward_into(device, saved, dq_out, dk_out, dv_out, workspace.view_mut(), &options)
             .unwrap_or_else(|e| panic!("{case:?}, {backward:?}: {e}"));
-        case.check(&format!("dv of {backward:?}"), &downloaded(key.clone(), &dv), &expected.gradients.dv);
-        case.check(&format!("dk of {backward:?}"), &downloaded(key.clone(), &dk), &expected.gradients.dk);
+        case.check(&format!("dv of {backward:?}"), &downloaded(value, &dv), &expected.gradients.dv);
+        case.check(&format!("dk of {backward:?}"), &downloaded(key, &dk), &expected.gradients.dk);
         let dq = downloaded(query, &dq);
         case.check(&format!("dq of {backward:?}"), &dq, &expected.gradients.dq);
         if let Some(first) = ordered.take() {

@@ -181,7 +181,10 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
     } else if is(&attention::backward::FLASH_ATTENTION_BWD_DQ) {
         Pass::Dq
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS) {
-        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 64usize }.to_vec(), options(4, 1));
+        let consts = consts! { d = 64usize, d_tile = 64usize, d_v = 64usize, d_v_tile = 64usize, q_tile = 64usize };
+        return (consts.to_vec(), options(4, 1));
+    } else if is(&attention::sinks::FLASH_ATTENTION_BWD_SINKS) {
+        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), options(4, 1));
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS) {
         return (consts! { d = 64usize, d_tile = 64usize, row_tile = 64usize }.to_vec(), options(4, 1));
     } else if is(&attention::split_kv::FLASH_ATTENTION_FWD_COMBINE) {
@@ -192,7 +195,8 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
     // Tiles that every GPU supports without warp specialization.
     let tiles = default_tiles(pass, 64, dtype.bytes(), &Target::Nvptx(GpuArch::Sm80));
     let consts = consts! {
-        d = 64usize, d_tile = 64usize, q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
+        d = 64usize, d_tile = 64usize, d_v = 64usize, d_v_tile = 64usize, q_tile = tiles.q_tile, k_tile = tiles.k_tile,
+        causal = true,
     };
     (consts.to_vec(), options(tiles.num_warps, tiles.num_stages))
 }

@@ -150,7 +150,7 @@ fn accesses_of_memory_keep_their_order() {
 /// and the bodies of reductions.
 fn loop_of_attention() -> String {
     let consts = consts! {
-        d = 128usize, d_tile = 128usize, q_tile = 128usize, k_tile = 128usize, group = 1usize, even_keys = true
+        d = 128usize, d_tile = 128usize, d_v = 128usize, d_v_tile = 128usize, q_tile = 128usize, k_tile = 128usize, group = 1usize, even_keys = true
     };
     let func = FLASH_ATTENTION_FWD
         .record(&[DType::BF16; 2], consts, &well_aligned(&FLASH_ATTENTION_FWD))

@@ -145,8 +145,8 @@ fn constant(rng: &mut Rng, param: &ParamDef, ty: &str, default: Option<ConstValu
     }
     match (ty, param.name) {
         ("bool", _) => ConstValue::Bool(random_below(rng, 2) == 0),
-        (_, "d") => ConstValue::Int(choose(rng, &[16, 24, 32])),
-        (_, "d_tile") => ConstValue::Int(32),
+        (_, "d" | "d_v") => ConstValue::Int(choose(rng, &[16, 24, 32])),
+        (_, "d_tile" | "d_v_tile") => ConstValue::Int(32),
         (_, "slots" | "world") => ConstValue::Int(choose(rng, &[2, 4])),
         (_, "rank") => ConstValue::Int(random_below(rng, 2) as i64),
         (_, "stages" | "size_per_thread" | "group") => ConstValue::Int(choose(rng, &[1, 2])),
@@ -487,6 +487,44 @@ fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::proc
     (output, status)
 }
 
+/// What became of launches.
+#[derive(Default)]
+struct Outcomes {
+    tally: Tally,
+    timed_out: Vec<String>,
+    failures: Vec<String>,
+}
+
+/// Runs the launches `first..end` in child processes, one after the other: one that is stopped or dies is followed by another.
+fn run(seed: u64, each: u64, first: u64, end: u64, cache: &std::path::Path) -> Outcomes {
+    let mut all = Outcomes::default();
+    let mut next = first;
+    while next < end {
+        let (output, status) = watch(&format!("{seed} {each} {next} {end}"), cache);
+        let done = output.iter().rev().find_map(|line| {
+            let numbers: Vec<u64> = line.strip_prefix("done ")?.split(' ').filter_map(|n| n.parse().ok()).collect();
+            <[u64; 4]>::try_from(numbers).ok()
+        });
+        let mut after = next;
+        if let Some([number, ran, refused, failed_to_record]) = done {
+            after = number + 1;
+            all.tally.ran += ran;
+            all.tally.refused += refused;
+            all.tally.failed_to_record += failed_to_record;
+        }
+        let last = output.iter().rev().find(|line| line.starts_with("launch ")).cloned().unwrap_or_default();
+        match status {
+            Some(status) if status.success() => {
+                assert_eq!(after, end, "the process ended early: {output:?}");
+            }
+            Some(status) => all.failures.push(format!("{status} (signal {:?}): seed {seed}, {last}", status.signal())),
+            None => all.timed_out.push(last),
+        }
+        next = if after < end { after + 1 } else { end };
+    }
+    all
+}
+
 #[test]
 fn launches_stay_in_bounds() {
     if std::env::var(RANGE).is_ok() {
@@ -495,32 +533,25 @@ fn launches_stay_in_bounds() {
     let (launches, seed) = (number_of("TILEWRIGHT_TEST_LAUNCHES", LAUNCHES), number_of("TILEWRIGHT_TEST_SEED", 1));
     let each = PER_VARIANT.max(launches / VARIANTS);
     let cache = tempfile::tempdir().expect("a folder");
-    let mut tally = Tally::default();
-    let (mut next, mut timed_out) = (0, Vec::new());
-    let mut failures = Vec::new();
-    while next < launches {
-        let (output, status) = watch(&format!("{seed} {each} {next} {launches}"), cache.path());
-        let done = output.iter().rev().find_map(|line| {
-            let numbers: Vec<u64> = line.strip_prefix("done ")?.split(' ').filter_map(|n| n.parse().ok()).collect();
-            <[u64; 4]>::try_from(numbers).ok()
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    // Whole variants, so that none is compiled twice.
+    let share = launches.div_ceil(each).div_ceil(cores) * each;
+    let mut all = Outcomes::default();
+    std::thread::scope(|scope| {
+        let shares = (0..launches).step_by(share.max(1) as usize).map(|first| {
+            let (end, cache) = ((first + share).min(launches), cache.path());
+            scope.spawn(move || run(seed, each, first, end, cache))
         });
-        let mut after = next;
-        if let Some([number, ran, refused, failed_to_record]) = done {
-            after = number + 1;
-            tally.ran += ran;
-            tally.refused += refused;
-            tally.failed_to_record += failed_to_record;
+        for part in shares.collect::<Vec<_>>() {
+            let Outcomes { tally, timed_out, failures } = part.join().expect("the launches of a share");
+            all.tally.ran += tally.ran;
+            all.tally.refused += tally.refused;
+            all.tally.failed_to_record += tally.failed_to_record;
+            all.timed_out.extend(timed_out);
+            all.failures.extend(failures);
         }
-        let last = output.iter().rev().find(|line| line.starts_with("launch ")).cloned().unwrap_or_default();
-        match status {
-            Some(status) if status.success() => {
-                assert_eq!(after, launches, "the process ended early: {output:?}");
-            }
-            Some(status) => failures.push(format!("{status} (signal {:?}): seed {seed}, {last}", status.signal())),
-            None => timed_out.push(last),
-        }
-        next = if after < launches { after + 1 } else { launches };
-    }
+    });
+    let Outcomes { tally, timed_out, failures } = all;
     println!("{launches} launches with seed {seed}: {tally:?}, {} stopped, {} failed", timed_out.len(), failures.len());
     timed_out.iter().for_each(|line| println!("stopped after {TIMEOUT:?}: {line}"));
     assert!(failures.is_empty(), "{} of {launches} launches failed\n{}", failures.len(), failures.join("\n"));

@@ -212,10 +212,13 @@ fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize, programs:
         Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
         _ => Vec::new(),
     };
-    let strides: Vec<Arg> = tensors.iter().flat_map(strides).map(|n| Arg::Int(n as i64)).collect();
+    // Those of a table of pages, which the forward kernel may have.
+    let optional = if programs.is_some() { vec![1; 2] } else { Vec::new() };
+    let strides = tensors.iter().flat_map(strides).chain(optional);
+    let strides: Vec<Arg> = strides.map(|n| Arg::Int(n as i64)).collect();
     let lengths = [Arg::Int(queries as i64), Arg::Int(keys as i64)];
     let numbers = lengths.into_iter().chain([Arg::Float(1.0 / (D as f32).sqrt()), Arg::Int(0), Arg::Float(0.0)]);
-    let extents = std::iter::repeat_n(1, 4).map(Arg::Int);
+    let extents = std::iter::repeat_n(1, if programs.is_some() { 6 } else { 4 }).map(Arg::Int);
     tensors.into_iter().chain(numbers).chain(programs.map(Arg::Int)).chain(strides).chain(extents).collect()
 }
 
@@ -259,13 +262,16 @@ fn forward_of(
         Arg::In(attention_tensor(keys, random)),
         Arg::Out(attention_output(queries)),
         Arg::Out(HostTensor::poisoned(DType::F32, &[queries], &[1])),
+        Arg::In(HostTensor::poisoned(DType::F32, &[queries], &[1])),
+        Arg::In(HostTensor::indices(&[])),
+        Arg::In(HostTensor::indices(&[])),
         Arg::Out(HostTensor::indices(&[0])),
         Arg::In(HostTensor::indices(ranges)),
         Arg::In(HostTensor::indices(&[])),
     ];
     let args = attention_arguments(tensors, queries, keys, Some(1));
     let mask = if ranges.is_empty() { &DENSE } else { &DOCUMENTS };
-    let consts = consts! { d = D, d_tile = D, q_tile = q_tile, k_tile = 32usize, replicas = replicas, mask = mask, persistent = queries > q_tile * replicas };
+    let consts = consts! { d = D, d_tile = D, d_v = D, d_v_tile = D, q_tile = q_tile, k_tile = 32usize, replicas = replicas, mask = mask, persistent = queries > q_tile * replicas };
     let grid = [replicas as u32, 1, 1];
     Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, grid, args, arch, options)
 }
@@ -300,7 +306,7 @@ fn dkdv(name: &'static str, arch: GpuArch, form: Backward, options: &CompileOpti
     let args = attention_arguments(tensors, queries, keys, None);
     let lanes_first = one_pass && arch < GpuArch::Sm90a;
     let consts = consts! {
-        d = D, d_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass, ordered = ordered,
+        d = D, d_tile = D, d_v = D, d_v_tile = D, q_tile = q_tile, k_tile = 64usize, one_pass = one_pass, ordered = ordered,
         lanes_first = lanes_first,
     };
     let grid = [keys.div_ceil(64) as u32, 1, 1];
@@ -312,7 +318,7 @@ fn dq(name: &'static str, arch: GpuArch, tile: usize, options: &CompileOptions) 
     let mut tensors = backward_inputs(queries, keys);
     tensors.push(Arg::Out(attention_output(queries)));
     let args = attention_arguments(tensors, queries, keys, None);
-    let consts = consts! { d = D, d_tile = D, q_tile = tile, k_tile = 32usize };
+    let consts = consts! { d = D, d_tile = D, d_v = D, d_v_tile = D, q_tile = tile, k_tile = 32usize };
     Case::new(name, &FLASH_ATTENTION_BWD_DQ, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
 }
 

@@ -13,7 +13,7 @@ use tilewright_tests::solved::solve_loops;
 /// Tiles of queries and keys of attention, or of rows and columns of a matmul; `k_tile` is that of keys or of the sum.
 fn configuration(def: &'static KernelDef, d: usize, [q, n, k]: [usize; 3], num_stages: u32) -> Configuration {
     let all = consts! {
-        d = d, d_tile = d, q_tile = q, k_tile = k, causal = false, even_keys = true, even_queries = true,
+        d = d, d_tile = d, d_v = d, d_v_tile = d, q_tile = q, k_tile = k, causal = false, even_keys = true, even_queries = true,
         m_tile = q, n_tile = n,
     };
     let is_of = |name: &str| def.params.iter().any(|p| p.name == name);

@@ -41,7 +41,9 @@ impl Variant {
             .expect("a promise of even lengths");
         let mut constants = self.config.constants.clone();
         constants.push(("d", ConstValue::Int(self.d)));
-        constants.push(("d_tile", ConstValue::Int(attention::config::d_tile(self.d as usize) as i64)));
+        constants.push(("d_v", ConstValue::Int(self.d)));
+        let d_tile = ConstValue::Int(attention::config::d_tile(self.d as usize) as i64);
+        constants.extend([("d_tile", d_tile.clone()), ("d_v_tile", d_tile)]);
         constants.push(("causal", ConstValue::Bool(self.causal)));
         constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
@@ -131,6 +133,7 @@ fn problem<'a>(
     let part = |name, value| KeyPart { name, value: KeyValue::Exact(value) };
     let parts = vec![
         part("d", ConstValue::Int(d)),
+        part("d_v", ConstValue::Int(d)),
         part("precision", precision.to_const()),
         part("sub_wave", ConstValue::Bool(sub_wave)),
         part("n_k", ConstValue::Int(2048)),

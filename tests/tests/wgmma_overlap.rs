@@ -59,7 +59,7 @@ impl Case {
     fn ptx(&self) -> String {
         let [q_tile, k_tile] = self.tiles;
         let all: Vec<(&'static str, ConstValue)> = consts! {
-            d = self.d, d_tile = self.d, q_tile = q_tile, k_tile = k_tile, causal = self.causal,
+            d = self.d, d_tile = self.d, d_v = self.d, d_v_tile = self.d, q_tile = q_tile, k_tile = k_tile, causal = self.causal,
             even_keys = true, even_queries = true,
         }
         .to_vec();
@@ -156,7 +156,7 @@ fn ordered_additions_have_a_warp_of_their_own() {
         [(64, 128, 2, true), (64, 128, 2, false), (128, 64, 3, true), (128, 64, 3, false)]
     {
         let consts = consts! {
-            d = d, d_tile = d, q_tile = q_tile, k_tile = 128usize, causal = causal, even_keys = true, even_queries = true,
+            d = d, d_tile = d, d_v = d, d_v_tile = d, q_tile = q_tile, k_tile = 128usize, causal = causal, even_keys = true, even_queries = true,
             one_pass = true, ordered = true,
         };
         let schedule = Schedule { warp_specialize: Some(true), ..Schedule::default() };

@@ -129,10 +129,11 @@ pub fn option(value: Option<TokenStream>) -> TokenStream {
 
 fn param_def(p: &Param, signature: &Signature, lang: &TokenStream) -> TokenStream {
     let (name, specialize) = (p.name.to_string(), p.specialize);
-    let heuristic = option(match &p.origin {
-        Origin::Heuristic(expr) => Some(erased_heuristic(p, expr, signature)),
-        _ => None,
-    });
+    let heuristic = match &p.origin {
+        Origin::Heuristic(expr) => Some(expr),
+        _ => p.without_tensor.as_ref(),
+    };
+    let heuristic = option(heuristic.map(|expr| erased_heuristic(p, expr, signature)));
     let kind = match &p.kind {
         ParamKind::Memory(access, elem) => {
             let elem = elem_def(elem, lang);

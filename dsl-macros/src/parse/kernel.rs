@@ -56,8 +56,12 @@ pub struct Param {
     pub kind: ParamKind,
     /// Where a launch takes the value from.
     pub origin: Origin,
+    /// For an extent of a tensor that is a constant: what it is where no tensor says so, ahead of time.
+    pub without_tensor: Option<Expr>,
     /// For memory that a launch may leave out (`Option<…>`): the constant that says whether it is given.
     pub given: Option<Ident>,
+    /// What that constant is where nothing says so: ahead of time, and in tools.
+    pub given_by_default: bool,
     /// Where the field is, if the parameter is a member of a tuple.
     pub place: Option<Place>,
     /// The default of a constexpr parameter, as written.
@@ -86,7 +90,9 @@ impl Param {
             mutable: false,
             kind: ParamKind::Scalar(Elem::Fixed(elem)),
             origin,
+            without_tensor: None,
             given: None,
+            given_by_default: true,
             place: None,
             default: None,
             specialize,
@@ -203,7 +209,8 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     let given = signature.params.iter().enumerate().filter_map(|(n, p)| {
         let bool_type = syn::parse_quote!(bool);
         let constant = Param::number(p.given.clone()?, "i32", Origin::Given(n), true);
-        Some(Param { kind: ParamKind::Constexpr(Some(Default::Bool(true))), ty: bool_type, ..constant })
+        let default = Some(Default::Bool(p.given_by_default));
+        Some(Param { kind: ParamKind::Constexpr(default), ty: bool_type, ..constant })
     });
     let given: Vec<Param> = given.collect();
     signature.params.extend(given);
@@ -278,7 +285,7 @@ impl Signature {
                 }
                 ParamKind::Memory(..) => false,
             };
-            if !is_integer || p.default.is_some() || matches!(p.origin, Origin::Heuristic(_)) {
+            if !is_integer || p.default.is_some() {
                 return Err(Error::new(
                     p.name.span(),
                     format!(
@@ -288,7 +295,9 @@ impl Signature {
                     ),
                 ));
             }
-            p.origin = Origin::Dim;
+            if let Origin::Heuristic(expr) = std::mem::replace(&mut p.origin, Origin::Dim) {
+                p.without_tensor = Some(expr);
+            }
         }
         for (place, p) in self.params.iter().enumerate() {
             if self.params[..place].iter().any(|other| other.name == p.name) {
@@ -362,14 +371,16 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<(Param, Option<Vec<I
         mutable: pat.mutability.is_some(),
         kind: ParamKind::Constexpr(None),
         origin: Origin::Field,
+        without_tensor: None,
         given: None,
+        given_by_default: true,
         place: None,
         default: None,
         specialize: true,
         ty: (*typed.ty).clone(),
         docs: Vec::new(),
     };
-    let mut constexpr = None;
+    let (mut constexpr, mut given) = (None, None);
     for attr in &typed.attrs {
         if attr.path().is_ident("constexpr") {
             param.default = default_expr(attr)?;
@@ -382,12 +393,15 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<(Param, Option<Vec<I
             constexpr.get_or_insert(None);
         } else if attr.path().is_ident("no_specialize") {
             param.specialize = false;
+        } else if attr.path().is_ident("given") {
+            given = Some((attr, given_by_default(attr)?));
         } else if attr.path().is_ident("doc") {
             param.docs.push(attr.clone());
         } else {
             return Err(Error::new(
                 attr.span(),
-                "unknown attribute: a parameter may have `#[constexpr]`, `#[heuristic(…)]` or `#[no_specialize]`",
+                "unknown attribute: a parameter may have `#[constexpr]`, `#[heuristic(…)]`, `#[no_specialize]` or \
+                 `#[given = false]`",
             ));
         }
     }
@@ -411,7 +425,29 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<(Param, Option<Vec<I
             kind
         }
     };
+    if let Some((attr, by_default)) = given {
+        if param.given.is_none() {
+            let message = "`#[given = false]` is for memory that a launch may leave out: `Option<In<T>>`";
+            return Err(Error::new(attr.span(), message));
+        }
+        param.given_by_default = by_default;
+    }
     Ok((param, dims))
+}
+
+/// The value in `#[given = false]`.
+fn given_by_default(attr: &Attribute) -> Result<bool, Error> {
+    let value = match &attr.meta {
+        Meta::NameValue(meta) => default_value(&meta.value).ok(),
+        _ => None,
+    };
+    match value {
+        Some(Default::Bool(value)) => Ok(value),
+        _ => Err(Error::new(
+            attr.span(),
+            "expected `#[given = false]`: without it the memory is given, unless a launch has `None`",
+        )),
+    }
 }
 
 /// The `T` of `Option<T>`.

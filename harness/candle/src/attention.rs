@@ -8,16 +8,18 @@ use tilewright::trace::span;
 
 use crate::attention_options::AttentionOptions;
 use crate::check::{bad_argument, expect_shape, same_kind};
-use crate::graph::{record1, record3};
+use crate::graph::{grad_enabled, record1, record2, record3};
 use crate::memory::{Elem, OutputAlloc, Read, StridedColumns, for_float_type, kernel_error};
 use crate::rope::Rope;
 
-/// Returns O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v
-/// [batch, heads_kv, n_k, d] of any strides, where heads_kv divides heads. O is stored as [batch, n_q, heads, d]: its
+/// Returns O [batch, heads, n_q, d_v] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v
+/// [batch, heads_kv, n_k, d_v] of any strides, where heads_kv divides heads. O is stored as [batch, n_q, heads, d_v]: its
 /// transpose to that shape is contiguous.
 ///
+/// With a cache ([`KeyCache`](crate::KeyCache)) there are no gradients.
+///
 /// # Errors
-/// Shapes that do not match, a head dimension above 256, a scale or a softcap that is not positive, packed sequences with
+/// Shapes that do not match, a head dimension above 256, a cache beside variables outside of [`no_grad`](crate::no_grad), a scale or a softcap that is not positive, packed sequences with
 /// other lengths than the tensors.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
     let _span = span("attention");
@@ -28,10 +30,15 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
         }
         same_kind("flash_attention", q, name, x)?;
     }
-    let (batch, heads, n_q, d) = q.dims4()?;
+    let (batch, heads, n_q, _) = q.dims4()?;
+    let d_v = v.dim(3)?;
     options.check(q)?;
+    if options.cache.is_some() && grad_enabled() && [q, k, v].into_iter().chain(&options.sinks).any(|x| x.track_op()) {
+        let expected = "tensors without gradients beside a cache: detach them, or call it in no_grad;";
+        return Err(bad_argument("flash_attention", "cache", expected, "a variable or a result of one"));
+    }
     for_float_type!(q.dtype(), "flash_attention", T => {
-        let mut o = OutputAlloc::<T>::new(q.device(), q.elem_count())?;
+        let mut o = OutputAlloc::<T>::new(q.device(), batch * heads * n_q * d_v)?;
         let mut lse = OutputAlloc::<f32>::new(q.device(), batch * heads * n_q)?;
         {
             let device = q.device();
@@ -39,22 +46,42 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
             let options = modifiers.options()?;
             let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
             let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
-            let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), &options);
+            let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), v.shape(), &options);
             let mut workspace = allocate_workspace(device, needed)?;
-            let strides = [n_q * heads * d, d, heads * d, 1].map(|stride| stride as i64);
-            let target = TensorMut::strided(o.view()?, [batch, heads, n_q, d], strides).map_err(kernel_error)?;
+            let strides = [n_q * heads * d_v, d_v, heads * d_v, 1].map(|stride| stride as i64);
+            let target = TensorMut::strided(o.view()?, [batch, heads, n_q, d_v], strides).map_err(kernel_error)?;
             kernel::forward_into(on, q, k, v, target, lse.view()?, workspace.view()?, &options)
                 .map_err(kernel_error)?;
         }
         let lse = lse.into_tensor((batch, heads, n_q));
-        let options = options.clone();
-        let o = record3("flash_attention", [q, k, v], o, (batch, n_q, heads, d), move |[q, k, v], o, grad| {
+        let (shape, sinks) = ((batch, n_q, heads, d_v), options.sinks.as_ref());
+        let (options, lse_of_q) = (options.clone(), lse.clone());
+        let o = record3("flash_attention", [q, k, v], o, shape, move |[q, k, v], o, grad| {
             let (o, grad) = (o.transpose(1, 2)?, grad.transpose(1, 2)?);
-            let gradients = backward::<T>([q, k, v, &o, &grad], &lse, &options)?;
+            let gradients = backward::<T>([q, k, v, &o, &grad], &lse_of_q, &options)?;
             Ok(gradients.map(Some))
+        })?;
+        let Some(sinks) = sinks.filter(|sinks| sinks.track_op() && grad_enabled()) else { return o.transpose(1, 2) };
+        // A custom op of candle has at most three inputs.
+        let copy = OutputAlloc::<T>::copy_of(&o)?;
+        let o = record2("attention_sinks", [&o, sinks], copy, shape, move |[o, sinks], _, grad| {
+            let d_sinks = sink_gradients::<T>(sinks, &o.transpose(1, 2)?, &lse, &grad.transpose(1, 2)?)?;
+            Ok([Some(grad.clone()), Some(d_sinks)])
         })?;
         o.transpose(1, 2)
     })
+}
+
+fn sink_gradients<T: Elem + FloatElement>(sinks: &Tensor, o: &Tensor, lse: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let mut d_sinks = OutputAlloc::<f32>::new(sinks.device(), sinks.elem_count())?;
+    {
+        let (o, grad) = (Read::<T>::new(o)?, Read::<T>::new(grad)?);
+        let (sinks, lse) = (Read::<f32>::new(sinks)?, Read::<f32>::new(lse)?);
+        let (o_in, grad_in) = (o.strided()?, grad.strided()?);
+        kernel::sink_gradients_into(o.device(), sinks.view()?, o_in, lse.view()?, grad_in, d_sinks.view()?)
+            .map_err(kernel_error)?;
+    }
+    Ok(d_sinks.into_tensor(sinks.shape()))
 }
 
 /// Allocates a workspace of at least one element, because drivers may refuse allocations of size 0.
@@ -70,14 +97,14 @@ fn backward<T: Elem + FloatElement>(
     let alloc = |x: &Tensor| OutputAlloc::<T>::new(x.device(), x.elem_count());
     let (mut dq, mut dk, mut dv) = (alloc(q)?, alloc(k)?, alloc(v)?);
     let shape = |x: &Tensor| x.dims4().map(|(a, b, c, d)| [a, b, c, d]);
-    let (q_shape, k_shape) = (shape(q)?, shape(k)?);
+    let (q_shape, k_shape, v_shape) = (shape(q)?, shape(k)?, shape(v)?);
     let device = q.device();
     {
         let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(lse)?;
         let modifiers = options.modifiers()?;
         let options = &modifiers.options()?;
-        let needed = kernel::backward_workspace::<T>(q.device(), q_shape, k_shape, options);
+        let needed = kernel::backward_workspace::<T>(q.device(), q_shape, k_shape, v_shape, options);
         let mut workspace = allocate_workspace(device, needed)?;
         let saved = Saved {
             q: q.strided()?,
@@ -87,7 +114,7 @@ fn backward<T: Elem + FloatElement>(
             lse: lse.view()?,
             d_o: grad.strided()?,
         };
-        let targets = (dq.dense(q_shape)?, dk.dense(k_shape)?, dv.dense(k_shape)?);
+        let targets = (dq.dense(q_shape)?, dk.dense(k_shape)?, dv.dense(v_shape)?);
         kernel::backward_into(q.device(), saved, targets.0, targets.1, targets.2, workspace.view()?, options)
             .map_err(kernel_error)?;
     }
@@ -232,7 +259,7 @@ pub fn packed_forward<T: Elem + FloatElement>(
         let options = AttentionOptions::new(true);
         let modifiers = options.modifiers()?;
         let options = modifiers.options()?;
-        let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
+        let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), v.shape(), &options);
         let mut workspace = allocate_workspace(qkv.device(), needed)?;
         kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, workspace.view()?, &options)
             .map_err(kernel_error)?;
@@ -267,7 +294,7 @@ pub fn packed_backward<T: Elem + FloatElement>(
     let options = modifiers.options()?;
     let packed = Read::<T>::new(qkv)?;
     let ([q, k, v], o_heads) = (qkv_heads(layout, batch, n), o_heads(layout, batch, n));
-    let needed = kernel::backward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
+    let needed = kernel::backward_workspace::<T>(packed.device(), q.shape(), k.shape(), v.shape(), &options);
     let mut workspace = allocate_workspace(qkv.device(), needed)?;
     {
         let [rotated, o, grad] = [Read::<T>::new(&saved.rotated)?, Read::new(o)?, Read::new(grad)?];

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use tilewright::kernels::attention::documents::document_ranges;
-use tilewright::kernels::attention::{Backward, Mask, Options, Score};
+use tilewright::kernels::attention::{Backward, Cache, Mask, Options, Score};
 
 use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
 use crate::graph::grad_enabled;
@@ -34,9 +34,14 @@ pub struct AttentionOptions {
     /// ALiBi: the slopes mₕ of all query heads, f32 [heads], which get no gradient. A score s becomes
     /// s − mₕ · |i + (n_k − n_q) − j|, after the softcap.
     pub alibi_slopes: Option<Tensor>,
+    /// Attention sinks, f32 [heads]: a score that each row of a query head has in addition to those of its keys, with a value of 0
+    /// (gpt-oss). It is not scaled or modified. A variable gets its gradient; O is copied for that.
+    pub sinks: Option<Tensor>,
     /// Packed sequences, each of which sees only itself. They have their own causal mask and window:
     /// `causal` here has to be theirs, and `window` `None`. All batch entries have the same sequences.
     pub packed: Option<PackedSequences>,
+    /// A cache of keys and values, of which each batch entry has some; without gradients.
+    pub cache: Option<KeyCache>,
     /// Whether the gradients have the same bits in every run, which is the default. Otherwise, where that is faster, the
     /// gradient of q is summed in any order: its last bits vary. Either way, one pass takes f32 scratch memory of the size of q.
     pub deterministic: bool,
@@ -58,7 +63,9 @@ impl AttentionOptions {
             prefix: None,
             softcap: None,
             alibi_slopes: None,
+            sinks: None,
             packed: None,
+            cache: None,
             deterministic: true,
         }
     }
@@ -83,8 +90,16 @@ impl AttentionOptions {
         AttentionOptions { alibi_slopes: Some(slopes), ..self }
     }
 
+    pub fn with_sinks(self, sinks: Tensor) -> AttentionOptions {
+        AttentionOptions { sinks: Some(sinks), ..self }
+    }
+
     pub fn with_packed(self, packed: PackedSequences) -> AttentionOptions {
         AttentionOptions { packed: Some(packed), ..self }
+    }
+
+    pub fn with_cache(self, cache: KeyCache) -> AttentionOptions {
+        AttentionOptions { cache: Some(cache), ..self }
     }
 
     pub fn with_deterministic(self, deterministic: bool) -> AttentionOptions {
@@ -94,17 +109,32 @@ impl AttentionOptions {
     /// # Errors
     /// Options that contradict each other, or tensors on another device than `q`.
     pub(crate) fn check(&self, q: &Tensor) -> Result<()> {
-        if let Some(slopes) = &self.alibi_slopes {
-            same_device("flash_attention", q, "alibi_slopes", slopes)?;
-            expect_dtype("flash_attention", "alibi_slopes", slopes, DType::F32)?;
-            expect_shape("flash_attention", "alibi_slopes", slopes, &[q.dim(1)?])?;
-            if !slopes.is_contiguous() {
-                let found = format!("the strides {:?}", slopes.stride());
-                return Err(bad_argument("flash_attention", "alibi_slopes", "contiguous slopes", found));
+        for (name, numbers) in [("alibi_slopes", &self.alibi_slopes), ("sinks", &self.sinks)] {
+            let Some(numbers) = numbers else { continue };
+            same_device("flash_attention", q, name, numbers)?;
+            expect_dtype("flash_attention", name, numbers, DType::F32)?;
+            expect_shape("flash_attention", name, numbers, &[q.dim(1)?])?;
+            if !numbers.is_contiguous() {
+                let found = format!("the strides {:?}", numbers.stride());
+                return Err(bad_argument("flash_attention", name, "a contiguous tensor", found));
             }
+        }
+        if let Some(slopes) = &self.alibi_slopes {
             if slopes.track_op() && grad_enabled() {
                 let expected = "slopes, which have no gradient: pass slopes.detach(),";
                 return Err(bad_argument("flash_attention", "alibi_slopes", expected, "a variable or a result of one"));
+            }
+        }
+        if let Some(KeyCache { lengths, table }) = &self.cache {
+            for (name, numbers, rank) in [("lengths", Some(lengths), 1), ("table", table.as_ref(), 2)] {
+                let Some(numbers) = numbers else { continue };
+                same_device("flash_attention", q, name, numbers)?;
+                expect_dtype("flash_attention", name, numbers, DType::I32)?;
+                if numbers.rank() != rank || !numbers.is_contiguous() {
+                    let expected = format!("a contiguous tensor of {rank} dimensions");
+                    let found = format!("the shape {:?} with the strides {:?}", numbers.dims(), numbers.stride());
+                    return Err(bad_argument("flash_attention", name, expected, found));
+                }
             }
         }
         if self.prefix.is_some() && (!self.causal || self.window.is_some() || self.packed.is_some()) {
@@ -134,8 +164,12 @@ impl AttentionOptions {
     /// Tensors of other dtypes.
     pub(crate) fn modifiers(&self) -> Result<Modifiers<'_>> {
         let slopes = self.alibi_slopes.as_ref().map(Read::new).transpose()?;
+        let sinks = self.sinks.as_ref().map(Read::new).transpose()?;
         let ranges = self.packed.as_ref().map(|packed| Read::new(&packed.ranges)).transpose()?;
-        Ok(Modifiers { options: self, slopes, ranges })
+        let cache = self.cache.as_ref();
+        let lengths = cache.map(|cache| Read::new(&cache.lengths)).transpose()?;
+        let table = cache.and_then(|cache| cache.table.as_ref()).map(Read::new).transpose()?;
+        Ok(Modifiers { options: self, slopes, sinks, ranges, lengths, table })
     }
 }
 
@@ -143,7 +177,10 @@ impl AttentionOptions {
 pub(crate) struct Modifiers<'t> {
     options: &'t AttentionOptions,
     slopes: Option<Read<'t, f32>>,
+    sinks: Option<Read<'t, f32>>,
     ranges: Option<Read<'t, i32>>,
+    lengths: Option<Read<'t, i32>>,
+    table: Option<Read<'t, i32>>,
 }
 
 impl Modifiers<'_> {
@@ -163,12 +200,41 @@ impl Modifiers<'_> {
         let score = Score::new(softcap.map(|cap| cap as f32), slopes);
         let backward = if *deterministic { Backward::Deterministic } else { Backward::Auto };
         let scale = scale.map(|s| s as f32);
-        let options = Options { mask, score, scale, backward, ..Options::new(*causal) };
+        let sinks = self.sinks.as_ref().map(|sinks| sinks.view()).transpose()?;
+        let table = self.table.as_ref().map(|table| table.strided()).transpose()?;
+        let lengths = self.lengths.as_ref().map(|lengths| lengths.view()).transpose()?;
+        let cache = lengths.map(|lengths| Cache { lengths, table });
+        let options = Options { mask, score, sinks, cache, scale, backward, ..Options::new(*causal) };
         #[cfg(feature = "cuda")]
         if candle_core::cuda::gemm_reduced_precision_f32() {
             return Ok(Options { precision: Some(tilewright::prelude::Precision::Tf32), ..options });
         }
         Ok(options)
+    }
+}
+
+/// A cache of keys and values, of which each batch entry has some: for inference with sequences of different lengths. The diagonal of
+/// the causal mask ends at an entry's last key. What the cache holds beyond the keys of an entry has no effect.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KeyCache {
+    /// The number of keys of each batch entry, i32 [batch]. It is read on the device: numbers below 0 count as 0, and larger ones than
+    /// there is room for as that.
+    pub lengths: Tensor,
+    /// The pages of each batch entry, i32 [batch, most]: `None` where k and v are [batch, heads_kv, most keys, d].
+    pub table: Option<Tensor>,
+}
+
+impl KeyCache {
+    /// Keys in k [batch, heads_kv, most keys, d] and v.
+    pub fn new(lengths: Tensor) -> KeyCache {
+        KeyCache { lengths, table: None }
+    }
+
+    /// Keys in pages (paged attention: Kwon and others, 2023): k and v are [pages, heads_kv, rows, d], and key j of an entry is row
+    /// j mod `rows` of page `table`[entry, ⌊j / rows⌋]. A page that is not there counts as zeros.
+    pub fn paged(lengths: Tensor, table: Tensor) -> KeyCache {
+        KeyCache { lengths, table: Some(table) }
     }
 }
 

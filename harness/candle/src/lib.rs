@@ -54,7 +54,7 @@ pub use {candle_core, half};
 
 pub use activation::{Epilogue, gelu, gelu_erf, silu};
 pub use attention::{flash_attention, flash_attention_packed};
-pub use attention_options::{AttentionOptions, PackedSequences};
+pub use attention_options::{AttentionOptions, KeyCache, PackedSequences};
 pub use custom::custom_op;
 pub use elementwise::{cast, silu_unfused, swiglu, swiglu_pair, swiglu_unfused};
 pub use embedding::embedding;

@@ -36,8 +36,8 @@ def seen64(n_q, n_k, causal, window=None, prefix=None, cu_seqlens_q=None, cu_seq
     return seen
 
 
-def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, **mask):
-    """o, lse and a function from the gradient of o to those of q, k, v."""
+def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, sinks=None, **mask):
+    """o, lse and a function from the gradient of o to those of q, k, v and the sinks."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat(group, axis=1), v.repeat(group, axis=1)
@@ -52,13 +52,15 @@ def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, **mask)
         s = s - np.asarray(alibi_slopes, np.float64)[:, None, None] * distance
     seen = seen64(n_q, n_k, causal, **mask)
     s = np.where(seen, s, -np.inf)
-    sees_none = ~seen.any(-1)
-    top = np.where(sees_none, 0, s.max(-1, initial=-np.inf))[..., None]
+    sink = np.full(q.shape[1], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+    sink = np.broadcast_to(sink[:, None], s.shape[:-1])
+    highest = np.maximum(s.max(-1, initial=-np.inf), sink)
+    top = np.where(np.isneginf(highest), 0, highest)[..., None]
     weights = np.exp(s - top)
-    total = weights.sum(-1)
+    total = weights.sum(-1) + np.exp(sink - top[..., 0])
     with np.errstate(divide="ignore"):
         lse = np.log(total) + top[..., 0]
-    p = weights / np.where(sees_none, 1, total)[..., None]
+    p = weights / np.where(total == 0, 1, total)[..., None]
     o = p @ v
 
     def gradients(g):
@@ -66,7 +68,9 @@ def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, **mask)
         ds = p * (g @ v.swapaxes(-1, -2) - (g * o).sum(-1, keepdims=True)) * slope_of_s
         dq, dk = scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q
         folded = [x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2) for x in (dk, dv)]
-        return dq, *folded
+        if sinks is None:
+            return dq, *folded
+        return dq, *folded, -(np.exp(sink - lse) * (g * o).sum(-1)).sum((0, 2))
 
     return o, lse, gradients
 
@@ -94,6 +98,7 @@ def test_attention(rng, dtype, causal, heads_kv, n_q, n_k, d, scale):
 LENGTHS = np.array([0, 9, 10, 10, 33], np.int32)
 MORE_KEYS = np.array([0, 12, 14, 17, 45], np.int32)
 SLOPES = np.array([0.5, 0.25, 0.125, 0.0], np.float32)
+SINKS = np.array([-1.0, 0.0, 2.0, 30.0], np.float32)
 MODIFIERS = [
     {"window": 7},
     {"window": 0},
@@ -101,6 +106,8 @@ MODIFIERS = [
     {"softcap": 1.5},
     {"alibi_slopes": SLOPES},
     {"window": 9, "softcap": 2.0, "alibi_slopes": SLOPES},
+    {"sinks": SINKS},
+    {"window": 0, "sinks": SINKS},
     {"prefix": 0},
     {"prefix": 20},
     {"prefix": 1000, "softcap": 3.0, "alibi_slopes": SLOPES},
@@ -111,6 +118,7 @@ MODIFIERS = [
     # Rows beyond the last sequence.
     {"cu_seqlens_q": LENGTHS[:3]},
     {"cu_seqlens_q": LENGTHS[:1]},
+    {"cu_seqlens_q": LENGTHS[:3], "softcap": 2.0, "sinks": SINKS},
 ]
 
 
@@ -122,8 +130,10 @@ def test_attention_with_modifiers(rng, causal, options):
     n_k = 33 if "cu_seqlens_q" in options and "cu_seqlens_k" not in options else 45
     dtype = np.float32
     q = rng.standard_normal((2, 4, 33, 24)).astype(dtype)
-    k, v = (rng.standard_normal((2, 2, n_k, 24)).astype(dtype) for _ in range(2))
-    grad = rng.standard_normal(q.shape).astype(dtype)
+    # Sinks also with values of another head dimension.
+    d_v = 40 if "sinks" in options else 24
+    k, v = (rng.standard_normal((2, 2, n_k, d)).astype(dtype) for d in (24, d_v))
+    grad = rng.standard_normal((2, 4, 33, d_v)).astype(dtype)
     o64, lse64, gradients = attention64(q, k, v, causal, 24**-0.5, **options)
     o, lse = tw.attention_forward(q, k, v, causal=causal, **options)
     close(o, o64, dtype)
@@ -163,6 +173,7 @@ INT32 = np.int32
         ({"alibi_slopes": SLOPES[:3]}, tilewright.Error, "`alibi_slopes` expects a slope for each of 4 heads, found 3"),
         ({"alibi_slopes": SLOPES.astype(float)}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
         ({"alibi_slopes": SLOPES[::2]}, tilewright.Error, "`alibi_slopes` expects a contiguous array of one dimension"),
+        ({"sinks": SINKS[:3]}, tilewright.Error, "`sinks` expects a score for each of 4 heads, found 3 scores"),
         ({"alibi_slopes": [1.0] * 4}, TypeError, "alibi_slopes: expected an array"),
         ({"cu_seqlens_k": LENGTHS}, ValueError, "cu_seqlens_k: expected cu_seqlens_q beside it"),
         ({"cu_seqlens_q": LENGTHS.astype(np.int64)}, tilewright.Error, "`cu_seqlens_q` expects elements of type i32"),

@@ -330,8 +330,9 @@ def test_registrations(device):
     for op, arguments in [
         (ops.attention, (q, q, q, True, 0.25, 0, True)),
         (ops.attention, (tokens_first, tokens_first, tokens_first, True, 0.25, 0, True)),
-        (ops.modified_attention, (q, q, q, None, None, False, 0.25, 0, True, 3, -1, 1.5)),
-        (ops.modified_attention, (tokens_first, tokens_first, tokens_first, slopes, ranges, True, 0.25, 0, True, -1, -1, 0.0)),
+        (ops.modified_attention, (q, q, q, None, None, None, False, 0.25, 0, True, 3, -1, 1.5)),
+        (ops.modified_attention, (q, q, q[..., :8], None, slopes, None, False, 0.25, 0, True, -1, -1, 0.0)),
+        (ops.modified_attention, (tokens_first, tokens_first, tokens_first, slopes, None, ranges, True, 0.25, 0, True, -1, -1, 0.0)),
         (ops.document_ranges, (q, q, lengths, lengths, True, 3)),
         (ops.rms_norm, (x, w, 1e-6)),
         (ops.layer_norm, (x, w, w, 1e-6)),

@@ -28,7 +28,9 @@ def test_attention(device, dtype, causal, heads_kv, n_q, n_k, d, scale):
         )
 
 
-def modified64(q, k, v, causal, window=None, prefix=None, softcap=None, alibi_slopes=None, cu_seqlens_q=None, cu_seqlens_k=None):
+def modified64(
+    q, k, v, causal, window=None, prefix=None, softcap=None, alibi_slopes=None, cu_seqlens_q=None, cu_seqlens_k=None, sinks=None
+):
     """Attention with modifiers by its definition; each row sees a key."""
     (n_q, n_k), n_heads = (q.shape[2], k.shape[2]), q.shape[1]
     k, v = (x.repeat_interleave(n_heads // k.shape[1], 1) for x in (k, v))
@@ -45,7 +47,11 @@ def modified64(q, k, v, causal, window=None, prefix=None, softcap=None, alibi_sl
     seen = (of_row == of_key) & ((before >= 0) | (not causal))
     seen = seen if window is None else seen & (before.abs() <= window)
     seen = seen if prefix is None else seen | (keys < prefix)
-    return torch.softmax(s.masked_fill(~seen, -torch.inf), -1) @ v
+    s = s.masked_fill(~seen, -torch.inf)
+    if sinks is None:
+        return torch.softmax(s, -1) @ v
+    sinks = sinks[None, :, None, None].expand(*s.shape[:-1], 1)
+    return torch.softmax(torch.cat([s, sinks], -1), -1)[..., :-1] @ v
 
 
 def modifiers(device):
@@ -83,6 +89,69 @@ def test_attention_with_modifiers(device, dtype, causal):
             )
 
 
+@pytest.mark.parametrize("d, d_v", [(32, 32), (48, 16), (16, 64)])
+def test_attention_with_sinks_and_other_values(device, d, d_v):
+    q, k = randn(2, 4, 33, d, device=device), randn(2, 2, 45, d, device=device)
+    v, sinks = randn(2, 2, 45, d_v, device=device), randn(4, device=device)
+    for causal, options in [(False, {}), (True, {"window": 9, "softcap": 2.0})]:
+        for deterministic in (True, False):
+            compare(
+                lambda *x: tt.attention(*x[:3], causal=causal, deterministic=deterministic, sinks=x[3], **options),
+                lambda *x: modified64(*x[:3], causal, sinks=x[3], **options),
+                (q, k, v, sinks),
+                torch.float32,
+            )
+        compare(
+            lambda *x: tt.attention(*x, causal=causal, **options),
+            lambda *x: modified64(*x, causal, **options),
+            (q, k, v),
+            torch.float32,
+        )
+    # Each token's heads side by side, and sinks without a gradient.
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    found = tt.attention(*turned, causal=True, sinks=sinks)
+    torch.testing.assert_close(found.double(), modified64(*(x.double() for x in (q, k, v)), True, sinks=sinks.double()))
+    assert found.transpose(1, 2).is_contiguous()
+
+
+def test_attention_with_a_cache(device):
+    lengths, page = [5, 0, 12], 4
+    q = randn(3, 4, 2, 16, device=device)
+    pages = [randn(10, page, 2, d, device=device).transpose(1, 2) for d in (16, 24)]
+    table = torch.tensor([[7, 2, -1], [1, 2**31 - 1, -9], [4, 9, 0]], dtype=torch.int32, device=device)
+    cache_seqlens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    # The pages of each entry side by side, of which the last rows are not read.
+    rows = [x[table.clamp(0, 9).long()].permute(0, 2, 1, 3, 4).flatten(2, 3) for x in pages]
+    spoiled = [x.clone() for x in rows]
+    for x in spoiled:
+        x[0, :, 5:], x[1], x[2, :, 12:] = torch.nan, torch.nan, torch.nan
+    for options in ({}, {"causal": True}, {"causal": True, "window": 3, "softcap": 2.0, "sinks": randn(4, device=device)}):
+        for k, v, more in [(*pages, {"block_table": table}), (*spoiled, {})]:
+            found = tt.attention(q, k, v, cache_seqlens=cache_seqlens, **more, **options)
+            assert found.shape == (3, 4, 2, 24)
+            for entry, length in enumerate(lengths):
+                k64, v64 = (x[entry : entry + 1, :, :length] for x in rows)
+                expected = tt.attention(q[entry : entry + 1], k64, v64, **options)
+                torch.testing.assert_close(found[entry : entry + 1], expected, rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(lambda *x: tt.attention(*x[:3], causal=True, cache_seqlens=x[3], block_table=x[4]), fullgraph=True)
+    arguments = (q, *pages, cache_seqlens, table)
+    torch.testing.assert_close(compiled(*arguments), tt.attention(q, *pages, causal=True, cache_seqlens=cache_seqlens, block_table=table))
+    for options, error, message in [
+        ({"block_table": table}, ValueError, "block_table: expected cache_seqlens beside it"),
+        ({"cache_seqlens": cache_seqlens[:2]}, tilewright.Error, "`cache_seqlens` expects numbers for each of 3 batch entries, found those of 2"),
+        ({"cache_seqlens": cache_seqlens.long()}, tilewright.Error, "`cache_seqlens` expects elements of type i32"),
+        ({"cache_seqlens": cache_seqlens, "block_table": table[0]}, tilewright.Error, "`block_table`"),
+        ({"cache_seqlens": cache_seqlens, "cu_seqlens_q": table[0]}, ValueError, "cannot be combined with cu_seqlens_q"),
+        ({"cache_seqlens": cache_seqlens, "block_table": table[:2]}, tilewright.Error, "`block_table` expects numbers for each of 3"),
+        ({"cache_seqlens": [1, 2, 3]}, TypeError, "cache_seqlens"),
+        ({"cache_seqlens": cache_seqlens, "sinks": [1.0] * 4}, TypeError, "sinks"),
+    ]:
+        with pytest.raises(error, match=message):
+            tt.attention(q, *rows, **options)
+    with pytest.raises(ValueError, match="has no gradient"):
+        tt.attention(q.clone().requires_grad_(), *rows, cache_seqlens=cache_seqlens)
+
+
 def test_mistakes_of_modifiers_are_exceptions(device):
     q, k = randn(1, 4, 33, 16, device=device), randn(1, 4, 40, 16, device=device)
     slopes = torch.ones(4, device=device)
@@ -98,6 +167,8 @@ def test_mistakes_of_modifiers_are_exceptions(device):
         ({"alibi_slopes": slopes[:3]}, tilewright.Error, "`alibi_slopes` expects a slope for each of 4 heads, found 3"),
         ({"alibi_slopes": slopes.double()}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
         ({"alibi_slopes": slopes.clone().requires_grad_()}, ValueError, "alibi_slopes: has no gradient"),
+        ({"sinks": slopes[:3]}, tilewright.Error, "`sinks` expects a score for each of 4 heads, found 3 scores"),
+        ({"sinks": slopes.half()}, tilewright.Error, "`sinks` expects elements of type f32"),
         ({"cu_seqlens_k": lengths}, ValueError, "cu_seqlens_k: expected cu_seqlens_q beside it"),
         ({"cu_seqlens_q": lengths.long()}, tilewright.Error, "`cu_seqlens_q` expects elements of type int32, found int64"),
         ({"cu_seqlens_q": lengths, "cu_seqlens_k": lengths[:2]}, tilewright.Error, "`cu_seqlens_k` expects as many"),

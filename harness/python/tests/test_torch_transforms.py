@@ -40,6 +40,8 @@ def functions(device):
         "linear": lambda x: tt.linear(x, classes, classes[:, 0]),
         "attention": attention,
         "window": lambda x: attention(x, window=2),
+        "sinks": lambda x: attention(x, sinks=slopes),
+        "sinks with their gradient": lambda x: attention(x, sinks=x[0, :1]),
         "packed sequences": lambda x: attention(x, cu_seqlens_q=lengths, alibi_slopes=slopes),
     }
 
@@ -65,7 +67,7 @@ def test_vmap_is_a_loop(device):
             close(torch.autograd.grad(vmap(loss)(leaf).sum(), leaf)[0], grads)
             expected = torch.autograd.functional.jacobian(f, entries[0])
             close(jacrev(f)(entries[0]), expected)
-        if name not in ("window", "packed sequences"):  # Their lists of tensors have no fallback in PyTorch's older vmap.
+        if name not in ("window", "sinks", "sinks with their gradient", "packed sequences"):  # Their lists of tensors have no fallback in PyTorch's older vmap.
             close(torch.autograd.functional.jacobian(f, entries[0], vectorize=True), expected)
 
 
@@ -76,6 +78,11 @@ def test_vmap_over_other_arguments(device):
     close(
         vmap(lambda q: tt.attention(q, k, k), out_dims=2)(q), torch.stack([tt.attention(one, k, k) for one in q], 2)
     )
+    lengths = torch.tensor([[5], [9], [0]], dtype=torch.int32, device=device)
+    cached = lambda lengths: tt.attention(q[0], k, k, cache_seqlens=lengths)  # noqa: E731
+    close(vmap(cached)(lengths), torch.stack([cached(one) for one in lengths]))
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda q: tt.attention(q, k, k, cache_seqlens=lengths[0]), (q[0],), (q[0],))
     slopes = torch.rand(3, 2, device=device)
     close(
         vmap(lambda s: tt.attention(q[0], k, k, alibi_slopes=s))(slopes),

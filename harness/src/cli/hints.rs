@@ -35,13 +35,17 @@ impl Hints for Shipped {
     /// Attention: the other tensors have the shape of q by default, or of k, and no loop is split.
     fn complete_shapes(&self, def: &'static KernelDef, extents: &mut Extents) {
         let strides = bind::strides(def);
-        for (name, like) in [("k", "q"), ("v", "k"), ("o", "q"), ("dq", "q"), ("dk", "k"), ("dv", "k")] {
+        for (name, like) in [("k", "q"), ("v", "k"), ("o", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v")] {
             let Some(param) = def.params.iter().find(|p| p.name == name) else { continue };
             if extents.shape(name).is_none()
                 && !matches!(param.kind, ParamKind::Scalar(_) | ParamKind::Constexpr { .. })
                 && let Some(strides) = strides.get(name)
-                && let Some(shape) = extents.shape(like).map(<[usize]>::to_vec)
+                && let Some(mut shape) = extents.shape(like).map(<[usize]>::to_vec)
             {
+                // O has the columns of v.
+                if let (Some(v), "o", Some(columns)) = (extents.shape("v"), name, shape.last_mut()) {
+                    *columns = v.last().copied().unwrap_or(*columns);
+                }
                 extents.add_tensor(param.name, &shape, Some(strides));
             }
         }
@@ -82,21 +86,24 @@ impl Hints for Shipped {
 /// Attention has matmuls of queries × keys × head dimension, with half of the scores if causal: two in the forward
 /// kernel (S, O), four in the dK/dV kernel (S, dP, dV, dK), three in the dQ kernel (S, dP, dQ).
 fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) -> Option<f64> {
+    // Matmuls with the columns of q and k, and with those of v.
     let matmuls = match def.name {
         "matmul" => {
             let size = |name: &str| extents.of_name(name).ok().flatten().map(|n| n as f64);
             return Some(2.0 * size("m")? * size("n")? * size("k")?);
         }
-        "flash_attention_fwd" => 2.0,
-        "flash_attention_bwd_dkdv" => 4.0,
-        "flash_attention_bwd_dq" => 3.0,
+        "flash_attention_fwd" => [1.0, 1.0],
+        "flash_attention_bwd_dkdv" => [2.0, 2.0],
+        "flash_attention_bwd_dq" => [2.0, 1.0],
         _ => return None,
     };
     let [batch, heads, n_q, d] = *extents.shape("q")? else { return None };
     let n_k = *extents.shape("k")?.get(2)?;
+    let d_v = extents.shape("v").and_then(|v| v.get(3)).copied().unwrap_or(d);
     let causal = constants.iter().any(|(name, value)| *name == "causal" && *value == ConstValue::Bool(true));
     let scores = [batch, heads, n_q, n_k].map(|n| n as f64).iter().product::<f64>();
-    Some(matmuls * 2.0 * scores * d as f64 * if causal { 0.5 } else { 1.0 })
+    let columns = matmuls[0] * d as f64 + matmuls[1] * d_v as f64;
+    Some(2.0 * scores * columns * if causal { 0.5 } else { 1.0 })
 }
 
 #[cfg(test)]

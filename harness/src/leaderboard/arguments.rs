@@ -158,6 +158,7 @@ impl Arguments {
             n_q: n,
             n_k: n,
             d,
+            d_v: d,
             causal,
             scale,
             modifiers: Default::default(),

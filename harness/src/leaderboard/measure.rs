@@ -86,7 +86,8 @@ impl Plan {
         let options =
             Options { precision: self.precision, backward: self.backward, ..Options::new(self.problem.causal) };
         let Problem { batch, heads_kv, n_k, d, .. } = self.problem;
-        let form = options.form::<T>(device, [batch, heads_kv, n_k, d]);
+        let keys = [batch, heads_kv, n_k, d];
+        let form = options.form::<T>(device, keys, keys);
         let tiles = self.choose(&mut step, &options, form != Backward::TwoPass)?;
         let [forward_tiles, dkdv_tiles, dq_tiles] = tiles.map(Some);
         let options = Options { forward_tiles, dkdv_tiles, dq_tiles, ..options };

@@ -69,10 +69,10 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
                    void *stream, void **args, void **extra) {
     printf("launch %u %u %u threads %u %u %u shared %u", x, y, z, tx, ty, tz, shared);
     /* q, q_stride_n_q, n_q, scale, and the four maps. */
-    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[16]);
-    printf(" n %d scale %g", *(int32_t *)args[8], *(float *)args[10]);
+    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[19]);
+    printf(" n %d scale %g", *(int32_t *)args[11], *(float *)args[13]);
     printf(" maps");
-    for (int i = 34; i < 38; i++) printf(" %llu", *(unsigned long long *)args[i]);
+    for (int i = 41; i < 45; i++) printf(" %llu", *(unsigned long long *)args[i]);
     printf("\n");
     return 0;
 }
@@ -101,13 +101,14 @@ fn the_python_launcher_launches_flash_attention() {
     let manifest = Document::from_json(&manifest).unwrap().manifest;
     let memory = |addr| LaunchArg::Ptr { addr, bytes: 1 << 20 };
     let [q, k, v, o, lse, taken] = addresses.map(memory);
-    let mut args = vec![q, k, v, o, lse, taken, lse, lse];
+    let mut args = vec![q, k, v, o, lse, lse, lse, lse, taken, lse, lse];
     args.extend([LaunchArg::I32(n as i32), LaunchArg::I32(n as i32), LaunchArg::F32(0.125)]);
     args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0), LaunchArg::I32(132)]);
     for _ in 0..4 {
         args.extend([heads * n * d, n * d, d, 1].map(LaunchArg::I64));
     }
-    args.extend([batch, heads, heads, batch].map(|extent| LaunchArg::I32(extent as i32)));
+    args.extend([LaunchArg::I64(0); 2]);
+    args.extend([batch, heads, batch, heads, batch, 0].map(|extent| LaunchArg::I32(extent as i32)));
     let expected = tensor_maps(&manifest, &args).unwrap();
     let mut bases: Vec<u64> = expected.iter().map(|map| map.base).collect();
     let in_order = bases.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");

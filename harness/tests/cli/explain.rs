@@ -20,7 +20,9 @@ fn without_tools_ptx_is_explained_and_missing_tools_are_named() {
     }
     // The configuration for this problem in the shipped table of the H200.
     assert!(
-        out.contains("q_tile=64 k_tile=128 replicas=3 persistent=true group=1 even_keys=true num_warps=4 num_stages=2"),
+        out.contains(
+            "q_tile=64 k_tile=128 replicas=3 persistent=true d_v_tile=64 group=1 even_keys=true page=0 num_warps=4"
+        ),
         "{out}"
     );
     // 4 · 16 · 16384² · 64 / 2 FLOP at 687 TFLOP/s take 800 µs, 61.9 % of 1.293 ms.

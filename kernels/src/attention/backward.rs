@@ -11,8 +11,8 @@
 //! With S = scale · Q Kᵀ, P = exp(S − L) recomputed from the L of the forward pass, and D = rowsum(dO ∘ O):
 //! dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = scale · dS K, dK = scale · dSᵀ Q.
 //!
-//! Shapes, strides, causal mask and `d_tile` are those of [`flash_attention_fwd`](super::forward). dO and dQ have the
-//! shape of q, dK and dV that of k. `lse2` and `delta` are the outputs of the preprocessing kernel in
+//! Shapes, strides, causal mask and `d_tile` are those of [`flash_attention_fwd`](super::forward). Gradients have the shapes of
+//! what they are the gradients of. `lse2` and `delta` are the outputs of the preprocessing kernel in
 //! [`super::backward_rows`].
 
 use super::backward_rows::{dq_sum_block, dq_sum_group, fragments, row_block};
@@ -51,7 +51,7 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 16..=32, k_tile = 64..=128, num_warps = 8, num_stages = 2, wgmma_f32 = true, overlap = false),
     ],
     keep = |problem, config| keep(Pass::Dkdv, problem, config),
-    key = [d, causal, one_pass, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads_kv], n_k)],
+    key = [d, d_v, causal, one_pass, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads_kv], n_k)],
     default = |problem| default_config(Pass::Dkdv, problem),
     tables = crate::tuned::TABLES,
 )]
@@ -60,14 +60,14 @@ use tilewright_runtime::prelude::*;
 pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
     k: Tensor<T, (batch, heads_kv, n_k, d)>,
-    v: Tensor<T, (batch, heads_kv, n_k, d)>,
-    d_o: Tensor<T, (batch, heads, n_q, d)>,
+    v: Tensor<T, (batch, heads_kv, n_k, d_v)>,
+    d_o: Tensor<T, (batch, heads, n_q, d_v)>,
     lse2: In<f32>,
     delta: In<f32>,
     mask_data: In<i32>,
     score_data: In<f32>,
     dk: TensorMut<R, (entries, heads_kv, n_k, d)>,
-    dv: TensorMut<R, (entries, heads_kv, n_k, d)>,
+    dv: TensorMut<R, (entries, heads_kv, n_k, d_v)>,
     dq_sum: InOut<f32>,
     counters: InOut<i32>,
     #[no_specialize] n_q: i32,
@@ -77,6 +77,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     score_number: f32,
     #[constexpr] d: usize,
     #[heuristic(super::config::d_tile(d))] d_tile: usize,
+    #[heuristic(d)] d_v: usize,
+    #[heuristic(super::config::d_tile(d_v))] d_v_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 1]
@@ -98,12 +100,13 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
+    static_assert(1 <= d_v && d_v <= d_v_tile, "d_v must be at least 1, and d_v_tile at least d_v");
     static_assert(!ordered || one_pass && mask.is_dense(), "ordered takes one_pass and the mask `dense`");
     assume_entries(dk.dim(0), q.dim(0), n_q, split_rows);
     assume_group(q.dim(1), k.dim(1), group);
     // Under a causal mask, the first keys are seen by the most queries.
     // Rows of Q and dO of 16 bits, and of dQ in f32; without `one_pass`, an upper bound.
-    let row_bytes = 8 * d_tile * group;
+    let row_bytes = (6 * d_tile + 2 * d_v_tile) * group;
     let ((place, kv_head, entry), is_last) = if ordered {
         ordered_program(causal, n_q, row_bytes)
     } else {
@@ -111,14 +114,14 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     };
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = place * k_tile;
-    let padded = d != d_tile;
+    let (padded, v_padded) = (d != d_tile, d_v != d_v_tile);
     let k_block = k.index([batch, kv_head]).block([first_key, 0], [k_tile, d_tile]);
-    let v_block = v.index([batch, kv_head]).block([first_key, 0], [k_tile, d_tile]);
+    let v_block = v.index([batch, kv_head]).block([first_key, 0], [k_tile, d_v_tile]);
     let kt = load(k_block, boundary_check = boundary_dims(true, padded), padding = zero);
-    let vt = load(v_block, boundary_check = boundary_dims(true, padded), padding = zero);
+    let vt = load(v_block, boundary_check = boundary_dims(true, v_padded), padding = zero);
     let keys = first_key + arange(0, k_tile);
     let mut dk_sum = zeros::<f32>([k_tile, d_tile]);
-    let mut dv_sum = zeros::<f32>([k_tile, d_tile]);
+    let mut dv_sum = zeros::<f32>([k_tile, d_v_tile]);
 
     // `cdiv` would cause spills in f32: 8 to 56 bytes in 64 bits, and with the causal mask 8 bytes in 32 bits (which
     // `assume(n_q >= 0)` allows).
@@ -136,7 +139,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         // TMA takes no index below 0.
         let index = maximum((batch * num_programs(1) + kv_head) * group + member, 0).to::<i64>();
         let q_block = q.index([batch, head]).block([0, 0], [q_tile, d_tile]);
-        let do_block = d_o.index([batch, head]).block([0, 0], [q_tile, d_tile]);
+        let do_block = d_o.index([batch, head]).block([0, 0], [q_tile, d_v_tile]);
         let site = Site { batch, head, n_q, n_k, causal };
         let lse2_block = row_block(lse2 + index * n_q, scalar::<i32>(0), n_q, q_tile);
         let delta_block = row_block(delta + index * n_q, scalar::<i32>(0), n_q, q_tile);
@@ -176,7 +179,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
             let scale2 = rules.exponent_scale();
             // With dQ between them, ptxas serializes dots that run one iteration later.
             let overlap = one_pass.then_some(false);
-            let boundary = boundary_dims(!even_queries, padded);
+            let (boundary, v_boundary) = (boundary_dims(!even_queries, padded), boundary_dims(!even_queries, v_padded));
             let row_boundary = boundary_dims(!even_queries, false);
             for i in range(first, end, split = hint, overlap = overlap) {
                 let i = part.tile(i);
@@ -193,7 +196,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
                     (next_q, next_do, next_lse2, next_delta, next_dq)
                 };
                 let qt = load(q_block, boundary_check = boundary, padding = zero);
-                let grad_o = load(do_block, boundary_check = boundary, padding = zero);
+                let grad_o = load(do_block, boundary_check = v_boundary, padding = zero);
                 let lt = load(lse2_block, boundary_check = row_boundary, padding = zero).expand_dims(0);
                 let dt = load(delta_block, boundary_check = row_boundary, padding = zero).expand_dims(0);
                 let product = dot(kt, qt.trans(), input_precision = precision);
@@ -243,9 +246,9 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     }
 
     let dk_block = dk.index([entry, kv_head]).block([first_key, 0], [k_tile, d_tile]);
-    let dv_block = dv.index([entry, kv_head]).block([first_key, 0], [k_tile, d_tile]);
+    let dv_block = dv.index([entry, kv_head]).block([first_key, 0], [k_tile, d_v_tile]);
     store(dk_block, (dk_sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
-    store(dv_block, dv_sum.to::<R>(), boundary_check = boundary_dims(true, padded));
+    store(dv_block, dv_sum.to::<R>(), boundary_check = boundary_dims(true, v_padded));
 }
 
 /// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
@@ -264,7 +267,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         Config(q_tile = 64..=128, k_tile = 16..=64, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
     ],
     keep = |problem, config| keep(Pass::Dq, problem, config),
-    key = [d, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
+    key = [d, d_v, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
     default = |problem| default_config(Pass::Dq, problem),
     tables = crate::tuned::TABLES,
 )]
@@ -273,8 +276,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
 pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
     k: Tensor<T, (batch, heads_kv, n_k, d)>,
-    v: Tensor<T, (batch, heads_kv, n_k, d)>,
-    d_o: Tensor<T, (batch, heads, n_q, d)>,
+    v: Tensor<T, (batch, heads_kv, n_k, d_v)>,
+    d_o: Tensor<T, (batch, heads, n_q, d_v)>,
     lse2: In<f32>,
     delta: In<f32>,
     mask_data: In<i32>,
@@ -287,6 +290,8 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     score_number: f32,
     #[constexpr] d: usize,
     #[heuristic(super::config::d_tile(d))] d_tile: usize,
+    #[heuristic(d)] d_v: usize,
+    #[heuristic(super::config::d_tile(d_v))] d_v_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 1]
@@ -302,21 +307,22 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
+    static_assert(1 <= d_v && d_v <= d_v_tile, "d_v must be at least 1, and d_v_tile at least d_v");
     assume_entries(dq.dim(0), q.dim(0), n_k, split_rows);
     assume_group(q.dim(1), k.dim(1), group);
-    let (place, head, entry) = this_program(causal, n_k, 4 * d_tile, group);
+    let (place, head, entry) = this_program(causal, n_k, 2 * (d_tile + d_v_tile), group);
     // The last query tiles have the most work.
     let tile = if causal { num_programs(0) - 1 - place } else { place };
     let (batch, split) = batch_and_split(entry, n_k, split_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;
-    let padded = d != d_tile;
+    let (padded, v_padded) = (d != d_tile, d_v != d_v_tile);
     let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
-    let do_block = d_o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
+    let do_block = d_o.index([batch, head]).block([first_row, 0], [q_tile, d_v_tile]);
     let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
-    let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
+    let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_v_tile]);
     let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
-    let grad_o = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero);
+    let grad_o = load(do_block, boundary_check = boundary_dims(true, v_padded), padding = zero);
     let head_rows = row_offset(head, batch, n_q);
     let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
@@ -329,7 +335,9 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         k: k_block,
         v: v_block,
         k_tile,
-        boundary: boundary_dims(!even_keys, padded),
+        k_boundary: boundary_dims(!even_keys, padded),
+        v_boundary: boundary_dims(!even_keys, v_padded),
+        cached: None,
         precision,
         scale,
         replicas: 1,

@@ -8,13 +8,14 @@ use tilewright_runtime::prelude::*;
 /// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e (+∞ where
 /// L = −∞), so that P is 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
 ///
-/// With `one_pass`, also zeros `dq_sum`, to which programs add atomically ([`dq_sum_block`] has its shape).
+/// With `one_pass`, also zeros `dq_sum`, to which programs add atomically ([`dq_sum_block`] has its shape; `d` is the head
+/// dimension of q).
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch); with `one_pass`, of all rows of `dq_sum`.
 #[kernel(grid = (cdiv(padded_rows(n_q, one_pass), q_tile), heads, batch))]
 pub fn flash_attention_bwd_preprocess<T: Float>(
-    o: Tensor<T, (batch, heads, n_q, d)>,
-    d_o: Tensor<T, (batch, heads, n_q, d)>,
+    o: Tensor<T, (batch, heads, n_q, d_v)>,
+    d_o: Tensor<T, (batch, heads, n_q, d_v)>,
     lse: In<f32>,
     delta: Out<f32>,
     lse2: Out<f32>,
@@ -22,14 +23,16 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     #[no_specialize] n_q: i32,
     #[constexpr] d: usize,
     #[heuristic(super::config::d_tile(d))] d_tile: usize,
+    #[heuristic(d)] d_v: usize,
+    #[heuristic(super::config::d_tile(d_v))] d_v_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr = false] one_pass: bool,
 ) {
     let (head, batch) = (program_id(1), program_id(2));
     let first_row = program_id(0) * q_tile;
-    let padded = d != d_tile;
-    let o_block = o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
-    let do_block = d_o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
+    let padded = d_v != d_v_tile;
+    let o_block = o.index([batch, head]).block([first_row, 0], [q_tile, d_v_tile]);
+    let do_block = d_o.index([batch, head]).block([first_row, 0], [q_tile, d_v_tile]);
     let ot = load(o_block, boundary_check = boundary_dims(true, padded), padding = zero).to::<f32>();
     let dot_ = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero).to::<f32>();
     let rows = row_offset(head, batch, n_q);

@@ -96,7 +96,7 @@ pub fn adds_lanes_first(target: &Target) -> bool {
 
 /// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
 pub fn default_config(pass: Pass, problem: &Problem) -> Config {
-    let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
+    let d = head_dim(problem);
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
     let hopper = is_hopper(&problem.target);
     let mma_sync = problem.is_gpu() && !hopper && bytes == 2;
@@ -114,6 +114,12 @@ pub fn default_config(pass: Pass, problem: &Problem) -> Config {
         _ => None,
     };
     tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+}
+
+/// The larger of the head dimensions of q and v.
+fn head_dim(problem: &Problem) -> usize {
+    let known = ["d", "d_v"].into_iter().filter_map(|name| problem.int(name).and_then(|d| usize::try_from(d).ok()));
+    known.max().unwrap_or(64)
 }
 
 /// The tiles of the forward kernel with d = 64: three programs of 64 × 128 share loads, four of 64 × 64 in shorter
@@ -185,6 +191,16 @@ pub fn modified_tiles(
     Some(warp_specialized(tiles))
 }
 
+/// The tiles of the forward kernel for few rows, and for keys in a cache, whose threads load rows wherever they are. With d = 128
+/// and 64 the fastest or within 1 % of it (`harness/records/2026-11-30-h200-decode-tried.jsonl`).
+pub fn decoding_tiles(n_q: usize, d: usize, element_bytes: usize, target: &Target) -> Tiles {
+    match target {
+        Target::Nvptx(_) if element_bytes == 2 && n_q <= 16 => Tiles::new(16, 64, 4, 3),
+        Target::Nvptx(_) if element_bytes == 2 && d_tile(d) <= 128 => Tiles::new(64, 64, 4, 2),
+        _ => default_tiles(Pass::Forward, d, element_bytes, target),
+    }
+}
+
 /// Whether a configuration is worth measuring. The compiler's estimate of registers and shared memory rejects others.
 pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     let Some(Tiles { q_tile, k_tile, replicas, persistent, num_warps, schedule, .. }) = Tiles::of(config) else {
@@ -206,10 +222,8 @@ pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     let is_wgmma_f32 = schedule.wgmma_f32 == Some(true);
     if replicas > 1 {
         // The warpgroups of a block share its registers.
-        let registers = matches!(
-            (problem.int("d").map_or(64, |d| d_tile(d as usize)), k_tile, replicas),
-            (..=64, 64, 4) | (..=64, 128, 3) | (128, 128, 2)
-        );
+        let registers =
+            matches!((d_tile(head_dim(problem)), k_tile, replicas), (..=64, 64, 4) | (..=64, 128, 3) | (128, 128, 2));
         return arch >= GpuArch::Sm90a && !is_wide && !is_sub_wave && registers;
     }
     if persistent {

@@ -2,7 +2,7 @@
 
 use super::backward_rows::row_block;
 use super::config::{Pass, default_config, is_sub_wave, keep};
-use super::loops::{KeyLoop, assume_entries, batch_and_split, parts_of_keys};
+use super::loops::{CachedRows, KeyLoop, PackedRows, assume_entries, batch_and_split, parts_of_keys};
 use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
@@ -16,18 +16,32 @@ use tilewright_runtime::prelude::*;
 ///
 /// | tensor | shape |
 /// |---|---|
-/// | q, o | [batch, heads, n_q, d] |
-/// | k, v | [batch, heads / group, n_k, d] |
+/// | q | [batch, heads, n_q, d] |
+/// | k | [batch, heads / group, n_k, d]; with `table` [pages, heads / group, n_k, d] |
+/// | v | as k, with d_v |
+/// | o | [batch, heads, n_q, d_v] |
 /// | lse (L) | [batch, heads, n_q], dense |
+/// | sinks | [heads] |
+/// | lengths | [batch], the number of keys of each batch entry; without it n_k |
+/// | table | [batch, most], the pages of each entry |
 ///
 /// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends
 /// in the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
+///
+/// An attention sink is a score that a row has in addition to those of its keys, with a value of 0: O is the smaller for it, and L
+/// includes it.
+///
+/// Key j of an entry with a `table` is row j mod n_k of page `table`[b, ⌊j / n_k⌋] (paged attention: Kwon and others, 2023). Rows of
+/// pages that are not there are zeros.
 ///
 /// `R` is the element type of O: that of the inputs, or f32 for split results. With `split_rows` above 0, each loop
 /// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
 /// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
-/// Grid: (⌈n_q / (q_tile · replicas)⌉ · replicas, heads, batch · P). With `persistent`, at most `programs` blocks, of `replicas`
+/// With `pack` above 1, which is then `group`, the query heads of a group are rows of one head, [`PackedRows`]: they read the same keys
+/// once. The mask is dense, the score function plain, and n_q at most 2¹⁶.
+///
+/// Grid: (⌈n_q · pack / (q_tile · replicas)⌉ · replicas, heads / pack, batch · P). With `persistent`, at most `programs` blocks, of `replicas`
 /// programs each, which take tiles by the counter `tiles_taken`: one element, 0 before and after. `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
 ///
@@ -51,18 +65,21 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 64, k_tile = 32..=64, num_warps = 4, num_stages = 2, wgmma_f32 = true, warp_specialize = true),
     ],
     keep = |problem, config| keep(Pass::Forward, problem, config),
-    key = [d, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
+    key = [d, d_v, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads / pack], n_q * pack)],
     default = |problem| default_config(Pass::Forward, problem),
     tables = crate::tuned::TABLES,
 )]
-#[kernel(grid = grid([cdiv(n_q, q_tile * replicas), heads, entries], persistent, programs, replicas))]
+#[kernel(grid = grid([cdiv(n_q * pack, q_tile * replicas), heads / pack, entries], persistent, programs, replicas))]
 #[alias(part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Float, R: Float>(
     q: Tensor<T, (batch, heads, n_q, d)>,
-    k: Tensor<T, (batch, heads_kv, n_k, d)>,
-    v: Tensor<T, (batch, heads_kv, n_k, d)>,
-    o: TensorMut<R, (entries, heads, n_q, d)>,
+    k: Tensor<T, (entries_kv, heads_kv, n_k, d)>,
+    v: Tensor<T, (entries_kv, heads_kv, n_k, d_v)>,
+    o: TensorMut<R, (entries, heads, n_q, d_v)>,
     lse: Out<f32>,
+    #[given = false] sinks: Option<In<f32>>,
+    #[given = false] lengths: Option<In<i32>>,
+    #[given = false] table: Option<Tensor<i32, (batch, most)>>,
     tiles_taken: InOut<i32>,
     mask_data: In<i32>,
     score_data: In<f32>,
@@ -74,56 +91,105 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[no_specialize] programs: i32,
     #[constexpr] d: usize,
     #[heuristic(super::config::d_tile(d))] d_tile: usize,
+    #[heuristic(d)] d_v: usize,
+    #[heuristic(super::config::d_tile(d_v))] d_v_tile: usize,
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 1] replicas: usize,
     #[constexpr = false] persistent: bool,
+    #[constexpr = 1] pack: usize,
     #[constexpr = 1]
     #[heuristic(heads / heads_kv.max(1))]
     group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]
-    #[heuristic(n_k.is_multiple_of(k_tile))]
+    #[heuristic(!lengths_given && n_k.is_multiple_of(k_tile))]
     even_keys: bool,
+    #[constexpr = 0]
+    #[heuristic(if table_given { n_k } else { 0 })]
+    page: usize,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = DENSE] mask: &'static MaskMod,
     #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
-    assume_entries(o.dim(0), q.dim(0), n_k, split_rows);
+    static_assert(1 <= d_v && d_v <= d_v_tile, "d_v must be at least 1, and d_v_tile at least d_v");
+    static_assert(table.is_none() || lengths.is_some(), "a table takes lengths");
+    static_assert(lengths.is_none() || !even_keys, "lengths are no multiples of k_tile");
+    static_assert(
+        pack == 1 || pack == group && mask.is_dense() && score.is_plain(),
+        "pack is 1 or group, without modifiers",
+    );
+    if pack > 1 {
+        assume(n_q <= 1 << 16);
+    }
+    if table.is_none() {
+        assume(k.dim(0) == q.dim(0));
+    }
+    let most_keys = if let Some(table) = table { table.dim(1) * n_k } else { n_k };
+    assume_entries(o.dim(0), q.dim(0), most_keys, split_rows);
     assume_group(q.dim(1), k.dim(1), group);
     let (rows_of_all, replica) = (q_tile * replicas, program_id(0) % replicas);
     let compute = |tile: Scalar<i32>, head: Scalar<i32>, entry: Scalar<i32>| {
-        let (batch, split) = batch_and_split(entry, n_k, split_rows);
+        let (batch, split) = batch_and_split(entry, most_keys, split_rows);
+        let head = head * pack;
         let kv_head = head / group;
+        let n_k = if let Some(lengths) = lengths { clamp(load(lengths + batch), 0, most_keys) } else { n_k };
         let row_of_all = tile * rows_of_all;
         let first_row = row_of_all + replica * q_tile;
-        let padded = d != d_tile;
+        let (padded, v_padded) = (d != d_tile, d_v != d_v_tile);
         let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
         let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
-        let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
+        let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_v_tile]);
+        // Of pages without rows, none is read.
+        let pages = table.map(|table| (table.index([batch]), page.max(1)));
+        let cached = |x: TensorPtr<T>, d_tile: usize| CachedRows { x, batch, head: kv_head, pages, n_k, d_tile };
+        let cached = lengths.map(|_| [cached(k, d_tile), cached(v, d_v_tile)]);
 
-        let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
+        let packed = (pack > 1).then(|| PackedRows { head, rows: first_row + arange(0, q_tile), pack, n_q });
+        let qt = match packed {
+            None => load(q_block, boundary_check = boundary_dims(true, padded), padding = zero),
+            Some(rows) => load(rows.of(q.index([batch]), d_tile), mask = rows.mask(d, d_tile), other = 0.0),
+        };
         let site = Site { batch, head, n_q, n_k, causal };
-        let rows = first_row + arange(0, q_tile);
+        let (rows, all_rows) = match packed {
+            None => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
+            Some(rows) => (rows.positions(), (row_of_all / pack, (rows_of_all - 1) / pack + 2)),
+        };
         let keys = KeyLoop {
             q: qt,
             rows: rows.expand_dims(1),
             k: k_block,
             v: v_block,
             k_tile,
-            boundary: boundary_dims(!even_keys, padded),
+            k_boundary: boundary_dims(!even_keys, padded),
+            v_boundary: boundary_dims(!even_keys, v_padded),
+            cached,
             precision,
             scale,
             replicas,
         };
         let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
         let args = MaskArgs { number: mask_number, data: mask_data, site };
-        let parts = parts_of_keys(mask, args, rows, (row_of_all, rows_of_all), k_tile, even_keys, split);
+        let parts = parts_of_keys(mask, args, rows, all_rows, k_tile, even_keys, split);
         // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
         // exponent −∞.
-        let state = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::MIN), zeros::<f32>([q_tile]));
+        let (no_max, no_total) = (full::<f32>([q_tile], f32::MIN), zeros::<f32>([q_tile]));
+        let (first_max, first_total) = if let Some(sinks) = sinks {
+            let sink = match packed {
+                None => load(sinks + head).broadcast_to([q_tile]),
+                Some(rows) => load(sinks + rows.heads()),
+            };
+            // Finite, as below: above 2^127 the product may be infinite.
+            let sink = minimum(sink * std::f32::consts::LOG2_E, f32::MAX);
+            let sink_max = maximum(sink, no_max);
+            let is_first = split.is_first();
+            (where_(is_first, sink_max, no_max), where_(is_first, exp2(sink - sink_max), no_total))
+        } else {
+            (no_max, no_total)
+        };
+        let state = (zeros::<f32>([q_tile, d_v_tile]), first_max, first_total);
         let state = keys.run(parts, modify.as_ref(), state, |state, tiles| {
             let scores = tiles.scores.keep(tiles.scores.modified().scores, f32::NEG_INFINITY);
             online_softmax(state, scores, tiles.v, tiles.scale2, precision)
@@ -132,16 +198,23 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
 
         // A row that saw no key has a sum of 0: O = 0 · 1, L = log₂ 0 = −∞.
         let divisor = where_(total == 0.0, 1.0, total);
-        let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_tile]);
-        store(o_block, (acc * (1.0 / divisor).expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
+        let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_v_tile]);
+        let o_tile = (acc * (1.0 / divisor).expand_dims(1)).to::<R>();
+        let lse_tile = (row_max + log2(total)) * std::f32::consts::LN_2;
         let first_lse = (entry * q.dim(1) + head).to::<i64>() * n_q;
-        let lse_block = row_block(lse + first_lse, first_row, n_q, q_tile);
-        store(lse_block, (row_max + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
+        if let Some(rows) = packed {
+            store(rows.of(o.index([entry]), d_v_tile), o_tile, mask = rows.mask(d_v, d_v_tile));
+            store(lse + first_lse + rows.in_order(), lse_tile, mask = rows.are_there());
+        } else {
+            store(o_block, o_tile, boundary_check = boundary_dims(true, v_padded));
+            store(row_block(lse + first_lse, first_row, n_q, q_tile), lse_tile, boundary_check = [0]);
+        }
     };
     let compute_in_order = |id: Scalar<i32>, extents: (Scalar<i32>, Scalar<i32>, Scalar<i32>)| {
         let (tiles, heads, entries) = extents;
         if causal {
-            let (place, head, entry) = longest_first_at_end(id, extents, heads_in_l2(n_k, 4 * d_tile, group));
+            let (place, head, entry) =
+                longest_first_at_end(id, extents, heads_in_l2(most_keys, 2 * (d_tile + d_v_tile), group));
             // The last query tiles have the most work.
             compute(tiles - 1 - place, head, entry);
         } else {
@@ -151,7 +224,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         }
     };
     if persistent {
-        let extents = (cdiv(n_q, rows_of_all), q.dim(1), o.dim(0));
+        let extents = (cdiv(n_q * pack, rows_of_all), q.dim(1) / pack, o.dim(0));
         let (first, blocks) = (program_id(0) / replicas, num_programs(0) / replicas);
         assume_i32(extents);
         let all = extents.0 * extents.1 * extents.2;
@@ -252,8 +325,8 @@ pub(super) fn assume_group(heads: Scalar<i32>, heads_kv: Scalar<i32>, group: usi
 /// One step of the online softmax, whose state is `acc` = Σ p V, the running maximum `row_max`, and `total` = Σ p, where p =
 /// 2^(scale2 · score − row_max): adds a tile of scores and values.
 ///
-/// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be. With heads of up to
-/// 64, where arithmetic takes longer than the dots, it moves only if p would exceed 2⁸ otherwise (f16 reaches 2¹⁶), so that most
+/// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be. With values of up to
+/// 64 columns, where arithmetic takes longer than the dots, it moves only if p would exceed 2⁸ otherwise (f16 reaches 2¹⁶), so that most
 /// tiles of a warp leave `acc` as it is (FlashAttention-4, `flash_attn/cute/softmax.py`). Wider heads are slower with it
 /// (`harness/records/2026-11-28-h200-attention-rescale.jsonl` and `…-tried.jsonl`).
 #[device_fn]

@@ -47,6 +47,11 @@ pub struct Options<'a> {
     pub mask: Mask<'a>,
     /// How scores are modified; by default not at all.
     pub score: Score<'a>,
+    /// Attention sinks: for each query head a score that each row has in addition to those of its keys, with a value of 0 (gpt-oss).
+    /// It is not scaled or modified. [`sink_gradients`](super::sink_gradients) has their gradients.
+    pub sinks: Option<View<'a, f32>>,
+    /// Keys and values in a cache, for the forward pass.
+    pub cache: Option<Cache<'a>>,
     /// Factor of the scores, positive; 1/√d by default.
     pub scale: Option<f32>,
     /// Precision of dots of f32 operands: by default tf32x3 on a GPU and IEEE on the CPU. Dots of other types are exact
@@ -70,15 +75,29 @@ pub struct Options<'a> {
     pub stream: Option<Stream>,
 }
 
+/// A cache of keys and values, of which each batch entry has some. The diagonal of the causal mask ends at the last of them.
+#[derive(Clone, Copy)]
+pub struct Cache<'a> {
+    /// The number of keys of each entry, i32 [batch], which is read on the device: numbers below 0 count as 0, and larger ones
+    /// than there is room for as that.
+    pub lengths: View<'a, i32>,
+    /// The pages of each entry, i32 [batch, most], where k and v are [pages, heads_kv, rows, d]: key j is row j mod `rows` of the
+    /// page in column ⌊j / rows⌋ (paged attention: Kwon and others, 2023). A page that is not there counts as zeros. Without a
+    /// table, k and v are [batch, heads_kv, most keys, d]. Loops are split by the keys that there is room for.
+    pub table: Option<tensor::Tensor<'a, i32, 2>>,
+}
+
 impl<'a> Options<'a> {
     /// The default options, with or without the causal mask.
     pub fn new(causal: bool) -> Options<'a> {
         Options { causal, ..Options::default() }
     }
 
-    /// How the backward pass computes dQ for k of this shape: [`Backward::TwoPass`], [`Backward::OnePass`] or [`Backward::Ordered`].
-    pub fn form<T: Element>(&self, device: &Device, k: [usize; 4]) -> Backward {
+    /// How the backward pass computes dQ for k and v of these shapes: [`Backward::TwoPass`], [`Backward::OnePass`] or
+    /// [`Backward::Ordered`].
+    pub fn form<T: Element>(&self, device: &Device, k: [usize; 4], v: [usize; 4]) -> Backward {
         let (target, bytes) = (device.target(), T::DTYPE.size());
+        let k = [k[0], k[1], k[2], k[3].max(v[3])];
         let form = match self.backward {
             Backward::Auto if one_pass_is_faster(&target, bytes, k) => Backward::OnePass,
             Backward::Deterministic if ordered_is_faster(&target, bytes, k) => Backward::Ordered,
@@ -92,9 +111,9 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Whether the backward pass for k of this shape takes one pass.
-    pub fn is_one_pass<T: Element>(&self, device: &Device, k: [usize; 4]) -> bool {
-        self.form::<T>(device, k) != Backward::TwoPass
+    /// Whether the backward pass for k and v of these shapes takes one pass.
+    pub fn is_one_pass<T: Element>(&self, device: &Device, k: [usize; 4], v: [usize; 4]) -> bool {
+        self.form::<T>(device, k, v) != Backward::TwoPass
     }
 
     /// Runs launches on the stream of the options after the work on the device's own stream, which then waits for them: memory is
@@ -128,13 +147,25 @@ impl<'a> Options<'a> {
 pub(super) struct Problem<'a> {
     pub device: &'a Device,
     pub options: &'a Options<'a>,
+    /// The larger head dimension: of q and k, or of v.
     pub d: usize,
+    /// Query heads whose rows the forward kernel takes as those of one head: see [`packed_heads`].
+    pub pack: usize,
+    pub causal: bool,
     pub scale: f32,
     pub precision: Precision,
     /// How the backward pass computes dQ: [`Options::form`].
     pub form: Backward,
     pub mask_data: View<'a, i32>,
     pub score_data: View<'a, f32>,
+}
+
+/// The shape of k as if it were not in pages: [batch, heads_kv, most keys, d].
+fn unpaged(k: [usize; 4], options: &Options) -> [usize; 4] {
+    match options.cache.and_then(|cache| cache.table) {
+        Some(table) => [table.shape()[0], k[1], table.shape()[1].saturating_mul(k[2]), k[3]],
+        None => k,
+    }
 }
 
 /// Largest number of rows: tile indices and causal differences stay well within i32.
@@ -150,7 +181,7 @@ pub(super) fn expect(is_valid: bool, name: &'static str, expected: impl Display,
     Err(Error::Argument { kernel: "attention".into(), name, expected: expected.to_string(), found: found.to_string() })
 }
 
-fn expect_shape(name: &'static str, found: [usize; 4], expected: [usize; 4]) -> Result<()> {
+pub(super) fn expect_shape(name: &'static str, found: [usize; 4], expected: [usize; 4]) -> Result<()> {
     tensor::expect_shape("attention", name, found, expected)
 }
 
@@ -165,11 +196,33 @@ impl<'a> Problem<'a> {
         options: &'a Options<'a>,
     ) -> Result<Problem<'a>> {
         let [batch, heads, n_q, d] = q.shape();
-        let [_, heads_kv, n_k, _] = k.shape();
-        let found = format_args!("shape {:?}", q.shape());
-        expect((1..=MAX_D).contains(&d), "q", format_args!("a head dimension of 1 to {MAX_D}"), found)?;
-        expect_shape("k", k.shape(), [batch, heads_kv, n_k, d])?;
-        expect_shape("v", v.shape(), k.shape())?;
+        let [_, heads_kv, n_k, _] = unpaged(k.shape(), options);
+        let d_v = v.shape()[3];
+        for (name, d, shape) in [("q", d, q.shape()), ("v", d_v, v.shape())] {
+            let found = format_args!("shape {shape:?}");
+            expect((1..=MAX_D).contains(&d), name, format_args!("a head dimension of 1 to {MAX_D}"), found)?;
+        }
+        if let Some(Cache { lengths, table }) = options.cache {
+            expect(
+                lengths.len() == batch,
+                "lengths",
+                format_args!("a number for each of {batch} batch entries"),
+                lengths.len(),
+            )?;
+            let rows = table.map_or(batch, |table| table.shape()[0]);
+            expect(rows == batch, "table", format_args!("a row for each of {batch} batch entries"), rows)?;
+            let is_documents = ptr::eq(options.mask.function, &DOCUMENTS);
+            expect(
+                !is_documents,
+                "mask",
+                "no packed sequences beside a cache, whose entries have their own lengths",
+                "some",
+            )?;
+        }
+        let is_paged = options.cache.is_some_and(|cache| cache.table.is_some());
+        let [pages, _, rows, _] = k.shape();
+        expect_shape("k", k.shape(), [if is_paged { pages } else { batch }, heads_kv, rows, d])?;
+        expect_shape("v", v.shape(), [k.shape()[0], heads_kv, rows, d_v])?;
         let has_groups = if heads_kv == 0 { heads == 0 } else { heads.is_multiple_of(heads_kv) };
         let expected = "a number of heads that divides the number of heads of q";
         expect(has_groups, "k", expected, format_args!("{heads_kv} heads; q has {heads}"))?;
@@ -182,12 +235,19 @@ impl<'a> Problem<'a> {
             None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
             _ => Precision::Ieee,
         };
-        let form = options.form::<T>(device, k.shape());
+        let form = options.form::<T>(device, k.shape(), v.shape());
+        if let Some(sinks) = options.sinks {
+            let expected = format_args!("a score for each of {heads} heads");
+            expect(sinks.len() == heads, "sinks", expected, format_args!("{} scores", sinks.len()))?;
+        }
         let mask_data = options.mask.data.unwrap_or(View::empty(device));
         let score_data = options.score.data.unwrap_or(View::empty(device));
         expect_mask(&options.mask, mask_data.len(), [n_q, n_k])?;
         expect_score(&options.score, score_data.len(), heads, [n_q, n_k])?;
-        Ok(Problem { device, options, d, scale, precision, form, mask_data, score_data })
+        // One row sees all keys.
+        let causal = options.causal && !(n_q == 1 && options.mask.function.is_dense());
+        let (d, pack) = (d.max(d_v), packed_heads(q.shape(), k.shape(), options));
+        Ok(Problem { device, options, d, pack, causal, scale, precision, form, mask_data, score_data })
     }
 }
 
@@ -239,8 +299,8 @@ fn expect_score(
     Ok(())
 }
 
-/// Computes O and L of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], as
-/// [`flash_attention_fwd`](super::forward::FlashAttentionFwd) defines them. O is dense, in q's shape; L is
+/// Computes O and L of q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v [batch, heads_kv, n_k, d_v], as
+/// [`flash_attention_fwd`](super::forward::FlashAttentionFwd) defines them. O is dense [batch, heads, n_q, d_v], and L
 /// [batch, heads, n_q].
 ///
 /// # Errors
@@ -253,22 +313,52 @@ pub fn forward<T: FloatElement>(
     options: &Options,
 ) -> Result<(Buffer<T>, Buffer<f32>)> {
     Problem::new(device, [&q, &k, &v], options)?;
-    let mut o = Buffer::uninit(device, q.shape().iter().product())?;
-    let mut lse = Buffer::uninit(device, rows(q.shape()))?;
-    let mut workspace = Buffer::uninit(device, forward_workspace::<T>(device, q.shape(), k.shape(), options))?;
-    let target = TensorMut::dense(o.view_mut(), q.shape())?;
+    let (shape, needed) = (o_shape(&q, &v), forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), options));
+    let mut o = Buffer::uninit(device, shape.iter().product())?;
+    let mut lse = Buffer::uninit(device, rows(shape))?;
+    let mut workspace = Buffer::uninit(device, needed)?;
+    let target = TensorMut::dense(o.view_mut(), shape)?;
     options.in_stream_order(device, || {
         forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), options)
     })?;
     Ok((o, lse))
 }
 
-/// The number of f32 elements in the workspace of [`forward_into`], for q and k of these shapes: 0 unless the loop over
+/// The number of f32 elements in the workspace of [`forward_into`], for q, k and v of these shapes: 0 unless the loop over
 /// keys is split; then room for O and L of each split. Saturates for shapes that do not fit any memory.
-pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
-    let [batch, heads, n_q, d] = q;
-    let split = KvSplit::new::<T>(Pass::Forward, device, q, k, options);
-    if split.is_split() { product(&[split.count, batch, heads, n_q, d.saturating_add(1)]) } else { 0 }
+pub fn forward_workspace<T: Element>(
+    device: &Device,
+    q: [usize; 4],
+    k: [usize; 4],
+    v: [usize; 4],
+    options: &Options,
+) -> usize {
+    let split = forward_split::<T>(device, q, k, options);
+    if split.is_split() { product(&[split.count, rows(q), v[3].saturating_add(1)]) } else { 0 }
+}
+
+/// The split of the loops over keys, for q and k of these shapes.
+fn forward_split<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> KvSplit {
+    let ([batch, heads, n_q, d], pack) = (q, packed_heads(q, k, options));
+    let (q, causal) = ([batch, heads / pack, n_q.saturating_mul(pack), d], options.causal && n_q > 1);
+    KvSplit::new::<T>(Pass::Forward, device, q, unpaged(k, options), causal, options)
+}
+
+/// The shape of O.
+fn o_shape<T: Element>(q: &Tensor<T>, v: &Tensor<T>) -> [usize; 4] {
+    let [batch, heads, n_q, _] = q.shape();
+    [batch, heads, n_q, v.shape()[3]]
+}
+
+/// Queries of a head, at most, in groups whose heads are packed: those of decoding.
+const MAX_PACKED: usize = 16;
+
+/// The query heads whose rows the forward kernel takes as those of one head, so that it loads their keys once: those of a group where
+/// they have few rows, and differ in nothing else; else 1.
+fn packed_heads([_, heads, n_q, _]: [usize; 4], k: [usize; 4], options: &Options) -> usize {
+    let is_plain = options.mask.function.is_dense() && options.score.function.is_plain();
+    let is_group = k[1] > 0 && heads.is_multiple_of(k[1]);
+    if is_plain && is_group && (1..=MAX_PACKED).contains(&n_q) { (heads / k[1]).max(1) } else { 1 }
 }
 
 /// The product of extents; saturates.
@@ -276,7 +366,7 @@ fn product(extents: &[usize]) -> usize {
     extents.iter().fold(1, |product, &extent| product.saturating_mul(extent))
 }
 
-/// As [`forward`], into memory of the caller: o in q's shape, lse dense [batch, heads, n_q]. `workspace` has at least
+/// As [`forward`], into memory of the caller: o [batch, heads, n_q, d_v], lse dense [batch, heads, n_q]. `workspace` has at least
 /// [`forward_workspace`] elements.
 ///
 /// # Errors
@@ -292,14 +382,15 @@ pub fn forward_into<T: FloatElement>(
     options: &Options,
 ) -> Result<()> {
     let p = Problem::new(device, [&q, &k, &v], options)?;
-    expect_shape("o", o.shape(), q.shape())?;
+    expect_shape("o", o.shape(), o_shape(&q, &v))?;
     expect_len("lse", lse.len(), rows(q.shape()), ", one per row of q")?;
-    expect_len("workspace", workspace.len(), forward_workspace::<T>(device, q.shape(), k.shape(), options), "")?;
-    let split = KvSplit::new::<T>(Pass::Forward, device, q.shape(), k.shape(), options);
+    let needed = forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), options);
+    expect_len("workspace", workspace.len(), needed, "")?;
+    let split = forward_split::<T>(device, q.shape(), k.shape(), options);
     if !split.is_split() {
         return launch_forward(&p, [q, k, v], &mut o, &mut lse, split);
     }
-    let (mut partial_o, rest) = split_results(workspace, q.shape(), split)?;
+    let (mut partial_o, rest) = split_results(workspace, o_shape(&q, &v), split)?;
     let (mut partial_lse, _) = rest.split_at(rows(partial_o.shape()))?;
     launch_forward(&p, [q, k, v], &mut partial_o, &mut partial_lse, split)?;
     FlashAttentionFwdCombine {
@@ -324,12 +415,12 @@ fn split_results<'a>(
     Ok((TensorMut::dense(results, shape)?, rest))
 }
 
-fn expect_len(name: &'static str, found: usize, needed: usize, of: &str) -> Result<()> {
+pub(super) fn expect_len(name: &'static str, found: usize, needed: usize, of: &str) -> Result<()> {
     expect(found >= needed, name, format_args!("at least {needed} elements{of}"), found)
 }
 
 /// The number of rows of a tensor of this shape.
-fn rows([batch, heads, n, _]: [usize; 4]) -> usize {
+pub(super) fn rows([batch, heads, n, _]: [usize; 4]) -> usize {
     product(&[batch, heads, n])
 }
 
@@ -345,16 +436,22 @@ pub struct Saved<'a, T: Element> {
     pub d_o: Tensor<'a, T>,
 }
 
-/// The number of f32 elements in the workspace of [`backward_into`], for q and k of these shapes: two per query row;
+/// The number of f32 elements in the workspace of [`backward_into`], for q, k and v of these shapes: two per query row;
 /// with one pass the sums of dQ; and, if loops are split, the gradients of each split. Saturates for shapes that fit no
 /// memory.
-pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
+pub fn backward_workspace<T: Element>(
+    device: &Device,
+    q: [usize; 4],
+    k: [usize; 4],
+    v: [usize; 4],
+    options: &Options,
+) -> usize {
     let [keys, queries] = backward_splits::<T>(device, q, k, options);
     let partial_len = |shape: [usize; 4], split: KvSplit| {
         if split.is_split() { product(&shape).saturating_mul(split.count) } else { 0 }
     };
-    let partial_dkdv_len = partial_len(k, keys).saturating_mul(2);
-    let gradients_len = match options.is_one_pass::<T>(device, k) {
+    let partial_dkdv_len = partial_len(k, keys).saturating_add(partial_len(v, keys));
+    let gradients_len = match options.is_one_pass::<T>(device, k, v) {
         false => partial_dkdv_len.max(partial_len(q, queries)),
         true => dq_sum_len(q).saturating_add(partial_dkdv_len),
     };
@@ -363,7 +460,7 @@ pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize;
 
 /// The splits of the loops of the dK/dV kernel and of the dQ kernel.
 fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> [KvSplit; 2] {
-    [Pass::Dkdv, Pass::Dq].map(|pass| KvSplit::new::<T>(pass, device, q, k, options))
+    [Pass::Dkdv, Pass::Dq].map(|pass| KvSplit::new::<T>(pass, device, q, k, options.causal, options))
 }
 
 /// The number of f32 elements of the sums of dQ ([`dq_sum_block`](super::backward_rows::dq_sum_block)).
@@ -388,21 +485,19 @@ pub struct Gradients<T: Element> {
     pub dv: Buffer<T>,
 }
 
-/// Computes the gradients of q, k and v.
+/// Computes the gradients of q, k and v. Those of sinks are [`sink_gradients`](super::sink_gradients).
 ///
 /// # Errors
 /// Shapes that do not match; launch errors.
 pub fn backward<T: FloatElement>(device: &Device, saved: Saved<T>, options: &Options) -> Result<Gradients<T>> {
     Problem::new(device, [&saved.q, &saved.k, &saved.v], options)?;
-    let (q_shape, k_shape) = (saved.q.shape(), saved.k.shape());
-    let mut dq = Buffer::uninit(device, q_shape.iter().product())?;
-    let mut dk = Buffer::uninit(device, k_shape.iter().product())?;
-    let mut dv = Buffer::uninit(device, k_shape.iter().product())?;
-    let mut workspace = Buffer::uninit(device, backward_workspace::<T>(device, q_shape, k_shape, options))?;
-    let targets = [(&mut dq, q_shape), (&mut dk, k_shape), (&mut dv, k_shape)];
-    let [dq_out, dk_out, dv_out] = targets.map(|(buffer, shape)| TensorMut::dense(buffer.view_mut(), shape));
+    let shapes @ [q, k, v] = [saved.q, saved.k, saved.v].map(|tensor| tensor.shape());
+    let [dq, dk, dv] = shapes.map(|shape| Buffer::uninit(device, shape.iter().product()));
+    let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
+    let mut workspace = Buffer::uninit(device, backward_workspace::<T>(device, q, k, v, options))?;
+    let (dq_out, dk_out, dv_out) = (dq.tensor_mut(q)?, dk.tensor_mut(k)?, dv.tensor_mut(v)?);
     options.in_stream_order(device, || {
-        backward_into(device, saved, dq_out?, dk_out?, dv_out?, workspace.view_mut(), options)
+        backward_into(device, saved, dq_out, dk_out, dv_out, workspace.view_mut(), options)
     })?;
     Ok(Gradients { dq, dk, dv })
 }
@@ -422,18 +517,20 @@ pub fn backward_into<T: FloatElement>(
 ) -> Result<()> {
     let Saved { q, k, v, o, lse, d_o } = saved;
     let p = Problem::new(device, [&q, &k, &v], options)?;
-    let (q_shape, k_shape) = (q.shape(), k.shape());
+    expect(options.cache.is_none(), "cache", "none: attention of a cache has no backward pass", "a cache")?;
+    let (q_shape, k_shape, v_shape) = (q.shape(), k.shape(), v.shape());
     for (name, shape, expected) in [
-        ("o", o.shape(), q_shape),
-        ("d_o", d_o.shape(), q_shape),
+        ("o", o.shape(), o_shape(&q, &v)),
+        ("d_o", d_o.shape(), o_shape(&q, &v)),
         ("dq", dq.shape(), q_shape),
         ("dk", dk.shape(), k_shape),
-        ("dv", dv.shape(), k_shape),
+        ("dv", dv.shape(), v_shape),
     ] {
         expect_shape(name, shape, expected)?;
     }
     expect_len("lse", lse.len(), rows(q_shape), ", one per row of q")?;
-    expect_len("workspace", workspace.len(), backward_workspace::<T>(device, q_shape, k_shape, options), "")?;
+    let needed = backward_workspace::<T>(device, q_shape, k_shape, v_shape, options);
+    expect_len("workspace", workspace.len(), needed, "")?;
     let (mut delta, rest) = workspace.split_at(aligned_rows(q_shape))?;
     let (mut lse2, rest) = rest.split_at(aligned_rows(q_shape))?;
     let (mut dq_sum, mut rest) = rest.split_at(if p.is_one_pass() { dq_sum_len(q_shape) } else { 0 })?;
@@ -446,6 +543,7 @@ pub fn backward_into<T: FloatElement>(
         delta: &mut delta,
         lse2: &mut lse2,
         dq_sum: &mut dq_sum,
+        d: q_shape[3],
         q_tile: ROW_TILE,
         one_pass: p.is_one_pass(),
     }
@@ -453,7 +551,7 @@ pub fn backward_into<T: FloatElement>(
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
     if dkdv_split.is_split() {
         let (mut partial_dk, rest) = split_results(rest.reborrow(), k_shape, dkdv_split)?;
-        let (mut partial_dv, _) = split_results(rest, k_shape, dkdv_split)?;
+        let (mut partial_dv, _) = split_results(rest, v_shape, dkdv_split)?;
         launch_dkdv(&p, saved, rows, &mut partial_dk, &mut partial_dv, &mut dq_sum, dkdv_split)?;
         launch_postprocess(&p, partial_dk.as_view(), &mut dk, dkdv_split)?;
         launch_postprocess(&p, partial_dv.as_view(), &mut dv, dkdv_split)?;
@@ -483,12 +581,12 @@ mod tests {
         for device in [Device::cpu(), Device::simulated(GpuArch::Sm90a)] {
             for shape in [[MAX, 2, 2, 16], [2, MAX, 2, 16], [2, 2, MAX, 16], [2, 2, 2, MAX], [MAX; 4]] {
                 for (splits, backward) in [(None, Backward::Auto), (Some(4), Backward::OnePass)] {
-                    let options = options(splits, backward);
+                    let (options, many) = (options(splits, backward), [2, 2, 1 << 20, 16]);
                     let lens = [
-                        forward_workspace::<f16>(&device, shape, shape, &options),
-                        forward_workspace::<f32>(&device, shape, [2, 2, 1 << 20, 16], &options),
-                        backward_workspace::<f16>(&device, shape, shape, &options),
-                        backward_workspace::<f32>(&device, [2, 2, 1 << 20, 16], shape, &options),
+                        forward_workspace::<f16>(&device, shape, shape, shape, &options),
+                        forward_workspace::<f32>(&device, shape, many, many, &options),
+                        backward_workspace::<f16>(&device, shape, shape, shape, &options),
+                        backward_workspace::<f32>(&device, many, shape, shape, &options),
                     ];
                     assert!(lens[0] == 0 || lens[0] >= 1 << 62, "{shape:?}: {lens:?}");
                     assert!(lens[2] >= 8, "{shape:?}: {lens:?}");
@@ -497,12 +595,34 @@ mod tests {
         }
         let two = options(Some(2), Backward::OnePass);
         let (shape, device) = ([MAX, 2, 1024, 16], Device::cpu());
-        assert_eq!(forward_workspace::<f16>(&device, shape, shape, &two), MAX);
-        assert_eq!(backward_workspace::<f16>(&device, shape, shape, &two), MAX);
+        assert_eq!(forward_workspace::<f16>(&device, shape, shape, shape, &two), MAX);
+        assert_eq!(backward_workspace::<f16>(&device, shape, shape, shape, &two), MAX);
         // Two splits of O and L; delta and L, the sums of dQ, and two splits of dK and dV.
-        let shape = [3, 2, 1024, 16];
+        let (shape, v) = ([3, 2, 1024, 16], [3, 2, 1024, 24]);
         let rows = 3 * 2 * 1024;
-        assert_eq!(forward_workspace::<f16>(&device, shape, shape, &two), 2 * rows * 17);
-        assert_eq!(backward_workspace::<f16>(&device, shape, shape, &two), rows * (2 + 16 + 2 * 2 * 16));
+        assert_eq!(forward_workspace::<f16>(&device, shape, shape, v, &two), 2 * rows * 25);
+        assert_eq!(backward_workspace::<f16>(&device, shape, shape, v, &two), rows * (2 + 16 + 2 * (16 + 24)));
+    }
+
+    /// The heads of a group are the rows of one head where each has few, and nothing else distinguishes them.
+    #[test]
+    fn groups_of_few_queries_are_packed() {
+        let (q, k) = ([3, 8, 5, 16], [3, 2, 1024, 24]);
+        let plain = Options::new(true);
+        assert_eq!(packed_heads(q, k, &plain), 4);
+        let device = Device::cpu();
+        let slopes = Buffer::<f32>::zeros(&device, 8).unwrap();
+        let window = Options { mask: Mask::window(3), ..Options::new(true) };
+        let alibi = Options { score: Score::new(None, Some(slopes.view())), ..Options::default() };
+        let cases = [
+            (q, k, &window),
+            (q, k, &alibi),
+            ([3, 8, 17, 16], k, &plain),
+            ([3, 8, 0, 16], k, &plain),
+            (q, [3, 8, 9, 16], &plain),
+        ];
+        for (q, k, options) in cases {
+            assert_eq!(packed_heads(q, k, options), 1);
+        }
     }
 }

@@ -66,6 +66,12 @@ impl Part {
 }
 
 impl Split {
+    /// Whether this is the first split of its loop.
+    #[device_fn]
+    pub fn is_first(self) -> Scalar<bool> {
+        self.index == 0
+    }
+
     /// The range (first, end) of those of the tiles `first..end`, of `tile` rows each, that lie in this split.
     #[device_fn]
     pub fn tiles(self, first: Scalar<i32>, end: Scalar<i32>, tile: usize) -> (Scalar<i32>, Scalar<i32>) {
@@ -133,9 +139,9 @@ pub(super) fn parts_of_keys(
         let is_masked = causal || !even_keys;
         let diagonal = if is_masked { LoopMask::Dense(args.site) } else { LoopMask::None };
         let first = scalar::<i32>(0);
-        if is_masked && num_rows > rows.shape()[0] {
-            // The rows of all programs see the tiles up to `full`. The compiler would split the loop where those of one
-            // program do.
+        if is_masked && num_rows != rows.shape()[0] {
+            // All of the rows see the tiles up to `full`. The compiler would split the loop where those of one program do, and
+            // not where several heads have the same positions.
             let keys = if causal { maximum(first_row + (n_k - n_q) + 1, 0) } else { n_k };
             let full = minimum(keys, n_k) / k_tile;
             let unmasked = Part { tiles: split.tiles(first, full, k_tile), mask: LoopMask::None, down: None };
@@ -209,6 +215,84 @@ impl Scores<'_> {
     }
 }
 
+/// Rows of q and O where those of `pack` heads are one: row r is that of position ⌊r / pack⌋ of head `head` + r mod pack.
+#[derive(Clone, Copy)]
+pub(super) struct PackedRows {
+    pub head: Scalar<i32>,
+    pub rows: Tile<i32>,
+    pub pack: usize,
+    pub n_q: Scalar<i32>,
+}
+
+impl PackedRows {
+    #[device_fn]
+    pub fn positions(self) -> Tile<i32> {
+        self.rows / self.pack
+    }
+
+    #[device_fn]
+    pub fn heads(self) -> Tile<i32> {
+        self.head + self.rows % self.pack
+    }
+
+    #[device_fn]
+    pub fn are_there(self) -> Tile<bool> {
+        self.rows < self.n_q * self.pack
+    }
+
+    /// Their places among the rows of these heads, [heads, n_q].
+    #[device_fn]
+    pub fn in_order(self) -> Tile<i64> {
+        (self.rows % self.pack).to::<i64>() * self.n_q + self.positions()
+    }
+
+    /// The rows of `x` [heads, n_q, d].
+    #[device_fn]
+    pub fn of<T: Float>(self, x: TensorPtr<T>, d_tile: usize) -> PtrTile<T> {
+        let row = self.heads().to::<i64>() * x.stride(0) + self.positions().to::<i64>() * x.stride(1);
+        x.ptr() + row.expand_dims(1) + arange(0, d_tile).expand_dims(0).to::<i64>() * x.stride(2)
+    }
+
+    /// Which elements of the rows are there.
+    #[device_fn]
+    pub fn mask(self, d: usize, d_tile: usize) -> Tile<bool> {
+        self.are_there().expand_dims(1) & (arange(0, d_tile).expand_dims(0) < d)
+    }
+}
+
+/// K or V of a batch entry in a cache.
+#[derive(Clone, Copy)]
+pub(super) struct CachedRows<T: Float> {
+    /// [batch, heads, most keys, d], or [pages, heads, rows, d].
+    pub x: TensorPtr<T>,
+    pub batch: Scalar<i32>,
+    pub head: Scalar<i32>,
+    /// The pages of the entry, and the rows of one.
+    pub pages: Option<(TensorPtr<i32>, usize)>,
+    /// Keys of the entry, at most those that there is room for.
+    pub n_k: Scalar<i32>,
+    pub d_tile: usize,
+}
+
+impl<T: Float> CachedRows<T> {
+    /// The rows of these keys, [keys, d_tile]; zeros for keys from n_k on, whose memory may hold anything, and of pages that are
+    /// not there.
+    #[device_fn]
+    fn load(self, keys: Tile<i32>) -> Tile<T> {
+        let CachedRows { x, batch, head, pages, n_k, d_tile } = self;
+        let seen = keys < n_k;
+        let (rows, is_there) = if let Some((table, page)) = pages {
+            let id = load(table.ptr() + (keys / page) * table.stride(0), mask = seen, other = -1);
+            (id.to::<i64>() * x.stride(0) + (keys % page).to::<i64>() * x.stride(2), (id >= 0) & (id < x.dim(0)))
+        } else {
+            (keys.to::<i64>() * x.stride(2) + batch * x.stride(0), seen)
+        };
+        let column = arange(0, d_tile).expand_dims(0);
+        let at = (rows + head * x.stride(1)).expand_dims(1) + column.to::<i64>() * x.stride(3);
+        load(x.ptr() + at, mask = is_there.expand_dims(1) & (column < x.dim(3)), other = 0.0)
+    }
+}
+
 /// What all iterations over tiles of keys use.
 #[derive(Clone, Copy)]
 pub(super) struct KeyLoop<T: Float> {
@@ -219,8 +303,12 @@ pub(super) struct KeyLoop<T: Float> {
     pub k: BlockPtr<T>,
     pub v: BlockPtr<T>,
     pub k_tile: usize,
-    /// The dimensions of tiles of keys that need a boundary check.
-    pub boundary: &'static [usize],
+    /// The dimensions of tiles of K that need a boundary check.
+    pub k_boundary: &'static [usize],
+    /// As `k_boundary`, of V.
+    pub v_boundary: &'static [usize],
+    /// K and V in a cache, in place of `k` and `v`.
+    pub cached: Option<[CachedRows<T>; 2]>,
     pub precision: Precision,
     pub scale: Scalar<f32>,
     pub replicas: usize,
@@ -246,7 +334,7 @@ impl<T: Float> KeyLoop<T> {
         state: S,
         step: impl Fn(S, KeyTiles<T>) -> S,
     ) -> S {
-        let KeyLoop { q, rows, k, v, k_tile, boundary, precision, scale, replicas } = self;
+        let KeyLoop { q, rows, k, v, k_tile, k_boundary, v_boundary, cached, precision, scale, replicas } = self;
         parts.into_iter().fold(state, |state, part| {
             let (first, end) = part.tiles;
             let rules = Rules { mask: part.mask, modify, scale };
@@ -255,8 +343,16 @@ impl<T: Float> KeyLoop<T> {
             let mut v_block = v.advance([first * k_tile, 0]);
             let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
             for i in range(first, end, split = hint, replicas = replicas) {
-                let kt = load(k_block, boundary_check = boundary, padding = zero);
-                let vt = load(v_block, boundary_check = boundary, padding = zero);
+                let (kt, vt) = match cached {
+                    None => {
+                        let kt = load(k_block, boundary_check = k_boundary, padding = zero);
+                        (kt, load(v_block, boundary_check = v_boundary, padding = zero))
+                    }
+                    Some([k, v]) => {
+                        let keys = i * k_tile + arange(0, k_tile);
+                        (k.load(keys), v.load(keys))
+                    }
+                };
                 let product = dot(q, kt.trans(), input_precision = precision);
                 let keys = (i * k_tile + arange(0, k_tile)).expand_dims(0);
                 let scores = Scores { dot: product, rows, keys, rules };

@@ -2,7 +2,7 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess};
-use super::config::{Pass, Tiles, adds_lanes_first, is_sub_wave, modified_tiles};
+use super::config::{Pass, Tiles, adds_lanes_first, decoding_tiles, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect};
 use super::split_kv::{KvSplit, MIN_SPLIT_ROWS};
@@ -15,7 +15,7 @@ pub(super) const ROW_TILE: usize = 32;
 
 impl Problem<'_> {
     /// The tiles of a kernel that are not the tuner's: those of the options, or those of modifiers.
-    fn given_tiles<T: Element>(&self, pass: Pass, split: KvSplit) -> Result<Option<Tiles>> {
+    fn given_tiles<T: Element>(&self, pass: Pass, split: KvSplit, n_q: usize) -> Result<Option<Tiles>> {
         let options = self.options;
         let given = match pass {
             Pass::Forward => options.forward_tiles,
@@ -26,7 +26,11 @@ impl Problem<'_> {
         let (bytes, target) = (T::DTYPE.size(), self.device.target());
         let modified =
             || modified_tiles(pass, self.d, bytes, &target, has_ranges, !score.is_plain(), score.has_derivative);
-        let tiles = given.or_else(modified);
+        // Packed rows of few queries, and those of a cache, are not the tuner's.
+        let rows = n_q * self.pack;
+        let is_decoding = pass == Pass::Forward && (options.cache.is_some() || self.pack > 1 && rows <= 16);
+        let decoding = || is_decoding.then(|| decoding_tiles(rows, self.d, bytes, &target));
+        let tiles = given.or_else(decoding).or_else(modified);
         if let Some(Tiles { q_tile, k_tile, .. }) = tiles {
             // So they divide the rows of every split.
             let fits = !split.is_split() || [q_tile, k_tile].iter().all(|&tile| MIN_SPLIT_ROWS.is_multiple_of(tile));
@@ -52,14 +56,14 @@ macro_rules! launch {
             score_number: options.score.number,
             q_tile: tuned(),
             k_tile: tuned(),
-            causal: options.causal,
+            causal: p.causal,
             precision: p.precision,
             split_rows: $split.rows,
             mask: options.mask.function,
             score: options.score.function,
             $($own)*
         };
-        match p.given_tiles::<T>($pass, $split)? {
+        match p.given_tiles::<T>($pass, $split, q.shape()[2])? {
             None => args.launch_tuned_with(p.device, &options.base_config()),
             Some(tiles) => {
                 args.set_configuration(&tiles.config())?;
@@ -81,16 +85,21 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
     // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
     let tuned_may = p.device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
         && T::DTYPE.size() == 2
-        && !is_sub_wave([batch, heads], n_q);
-    let may_persist = p.options.forward_tiles.map_or(tuned_may, |tiles| tiles.persistent);
+        && !is_sub_wave([batch, heads / p.pack], n_q * p.pack);
+    let given = p.given_tiles::<T>(Pass::Forward, split, n_q)?;
+    let may_persist = given.map_or(tuned_may, |tiles| tiles.persistent);
     with_counters(p, usize::from(may_persist), |tiles_taken| {
         launch!(FlashAttentionFwd, Pass::Forward, p, split, inputs, {
             o,
             lse,
+            sinks: p.options.sinks.as_ref().map(|sinks| sinks as _),
+            lengths: p.options.cache.as_ref().map(|cache| &cache.lengths as _),
+            table: p.options.cache.as_ref().and_then(|cache| cache.table.as_ref()).map(|table| table as _),
             tiles_taken,
             programs: p.device.info().compute_units.max(1) as i32,
             replicas: tuned(),
             persistent: tuned(),
+            pack: p.pack,
         })
     })
 }

@@ -13,7 +13,10 @@ pub struct Problem {
     pub heads_kv: usize,
     pub n_q: usize,
     pub n_k: usize,
+    /// The head dimension of q and k.
     pub d: usize,
+    /// That of v and o.
+    pub d_v: usize,
     /// Row i sees the keys j ≤ i + (n_k − n_q).
     pub causal: bool,
     pub scale: f64,
@@ -33,6 +36,13 @@ pub struct Modifiers {
     pub softcap: Option<f64>,
     /// − slope · |distance from the diagonal|, after the softcap; [`alibi_slope`] gives the slopes.
     pub alibi: bool,
+    /// A score in addition to those of the keys, with a value of 0; [`sink_score`] gives it.
+    pub sinks: bool,
+}
+
+/// The sink's score of a head: some are far below most scores, some far above.
+pub fn sink_score(head: usize) -> f64 {
+    6.0 * (head as f64 + 0.5).sin()
 }
 
 /// The slope of a head of `heads`: 2^(−8 (head + 1) / heads) (Press and others, 2022).
@@ -46,6 +56,7 @@ pub struct ModifierTensors {
     n_q: usize,
     slopes: Buffer<f32>,
     ranges: Buffer<i32>,
+    sinks: Buffer<f32>,
 }
 
 impl ModifierTensors {
@@ -57,15 +68,17 @@ impl ModifierTensors {
         let Problem { heads_q, n_q, n_k, causal, modifiers, .. } = *problem;
         let slopes: Vec<f32> = (0..heads_q).map(|head| alibi_slope(head, heads_q) as f32).collect();
         let slopes = Buffer::from_slice(device, &slopes)?;
+        let sinks: Vec<f32> = (0..heads_q).map(|head| sink_score(head) as f32).collect();
+        let sinks = Buffer::from_slice(device, &sinks)?;
         let Some(starts) = modifiers.documents else {
-            return Ok(ModifierTensors { modifiers, n_q, slopes, ranges: Buffer::uninit(device, 0)? });
+            return Ok(ModifierTensors { modifiers, n_q, slopes, ranges: Buffer::uninit(device, 0)?, sinks });
         };
         let lengths = [0, 1].map(|side| starts.iter().map(|start| start[side] as i32).collect::<Vec<i32>>());
         let (rows, keys) = (Buffer::from_slice(device, &lengths[0])?, Buffer::from_slice(device, &lengths[1])?);
         let mut ranges = Buffer::poisoned(device, 2 * (n_q + n_k))?;
         let (lengths, window) = ([rows.view(), keys.view()], modifiers.window);
         document_ranges(device, lengths, [n_q, n_k], causal, window, ranges.view_mut(), None)?;
-        Ok(ModifierTensors { modifiers, n_q, slopes, ranges })
+        Ok(ModifierTensors { modifiers, n_q, slopes, ranges, sinks })
     }
 
     /// The mask of the problem; its `causal` is that of the options.
@@ -83,6 +96,11 @@ impl ModifierTensors {
         let softcap = self.modifiers.softcap.map(|cap| cap as f32);
         Score::new(softcap, self.modifiers.alibi.then(|| self.slopes.view()))
     }
+
+    /// The sinks of the problem.
+    pub fn sinks(&self) -> Option<View<'_, f32>> {
+        self.modifiers.sinks.then(|| self.sinks.view())
+    }
 }
 
 /// Gradients of the inputs of [`forward`], in their shapes.
@@ -91,20 +109,24 @@ pub struct Gradients {
     pub dq: Vec<f64>,
     pub dk: Vec<f64>,
     pub dv: Vec<f64>,
+    /// [heads]; 0 without sinks.
+    pub d_sinks: Vec<f64>,
+}
+
+/// The offsets of a row and of its head in dense tensors.
+#[derive(Clone, Copy, Default)]
+struct Offsets {
+    /// Of the row in q.
+    q: usize,
+    /// Of the row in o.
+    o: usize,
+    /// Of the head in k.
+    k: usize,
+    /// Of the head in v.
+    v: usize,
 }
 
 impl Problem {
-    /// The offset, in dense q or o, of the [n_q, d] matrix of a query head.
-    fn query_matrix(&self, batch: usize, head: usize) -> usize {
-        (batch * self.heads_q + head) * self.n_q * self.d
-    }
-
-    /// The offset, in dense k or v, of the [n_k, d] matrix that a query head reads.
-    fn key_matrix(&self, batch: usize, head: usize) -> usize {
-        let group = self.heads_q / self.heads_kv;
-        (batch * self.heads_kv + head / group) * self.n_k * self.d
-    }
-
     /// The keys that a row sees.
     pub fn seen(&self, row: usize) -> std::ops::Range<usize> {
         let Modifiers { window, prefix, documents, .. } = self.modifiers;
@@ -127,14 +149,16 @@ impl Problem {
         first..last.max(first)
     }
 
-    /// Calls `f` for every (batch, head, row), with the index of the row among all rows, the head and the row, the offset
-    /// of its q row, and the offset of its k matrix.
-    fn for_each_row(&self, mut f: impl FnMut(usize, [usize; 2], usize, usize)) {
+    /// Calls `f` for every (batch, head, row), with the index of the row among all rows, the head and the row, and offsets.
+    fn for_each_row(&self, mut f: impl FnMut(usize, [usize; 2], Offsets)) {
+        let group = self.heads_q / self.heads_kv;
         for batch in 0..self.batch {
             for head in 0..self.heads_q {
+                let keys = (batch * self.heads_kv + head / group) * self.n_k;
                 for row in 0..self.n_q {
                     let at = (batch * self.heads_q + head) * self.n_q + row;
-                    f(at, [head, row], self.query_matrix(batch, head) + row * self.d, self.key_matrix(batch, head));
+                    let [d, d_v] = [self.d, self.d_v];
+                    f(at, [head, row], Offsets { q: at * d, o: at * d_v, k: keys * d, v: keys * d_v });
                 }
             }
         }
@@ -151,7 +175,7 @@ impl Problem {
         k_at: usize,
     ) -> Vec<(usize, f64, f64)> {
         let modified = |j: usize| {
-            let score = self.scale * self.inner(&q[q_at..], &k[k_at + j * self.d..]);
+            let score = self.scale * inner(self.d, &q[q_at..], &k[k_at + j * self.d..]);
             let (score, derivative) = self.modified(score, head, row, j);
             (j, score, derivative)
         };
@@ -173,28 +197,31 @@ impl Problem {
     /// dQ of one row of a head, from its q and dO rows and the head's k and v.
     pub fn one_row_gradient(&self, head: usize, row: usize, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Vec<f64> {
         let mut dq = vec![0.0; self.d];
-        self.for_each_gradient([head, row], [q, k, v, d_o], [0, 0], |j, ds, _| {
+        self.for_each_gradient([head, row], [q, k, v, d_o], Offsets::default(), |j, ds, _| {
             dq.iter_mut().zip(&k[j * self.d..]).for_each(|(dq, k)| *dq += ds * k);
         });
         dq
     }
 
-    /// Calls `f` for each key that a row sees, with scale · dS and P, where dS is the gradient of the score.
+    /// Calls `f` for each key that a row sees, with scale · dS and P, where dS is the gradient of the score. Returns the gradient
+    /// of the sink.
     fn for_each_gradient(
         &self,
         [head, row]: [usize; 2],
         [q, k, v, d_o]: [&[f64]; 4],
-        [q_at, k_at]: [usize; 2],
+        at: Offsets,
         mut f: impl FnMut(usize, f64, f64),
-    ) {
-        let scores = self.scores(q, k, [head, row], q_at, k_at);
-        let lse = log_sum_exp(&scores);
+    ) -> f64 {
+        let scores = self.scores(q, k, [head, row], at.q, at.k);
+        let lse = self.log_sum_exp(&scores, head);
         let weights: Vec<f64> = scores.iter().map(|s| (s.1 - lse).exp()).collect();
-        let d_weights: Vec<f64> = scores.iter().map(|s| self.inner(&d_o[q_at..], &v[k_at + s.0 * self.d..])).collect();
+        let d_weight = |key: usize| inner(self.d_v, &d_o[at.o..], &v[at.v + key * self.d_v..]);
+        let d_weights: Vec<f64> = scores.iter().map(|s| d_weight(s.0)).collect();
         let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
         for ((j, _, derivative), (w, d)) in scores.into_iter().zip(weights.iter().zip(&d_weights)) {
             f(j, self.scale * w * (d - mean) * derivative, *w);
         }
+        if self.modifiers.sinks { -(sink_score(head) - lse).exp() * mean } else { 0.0 }
     }
 
     /// The number of (row, key) pairs of one head that the mask leaves.
@@ -205,41 +232,43 @@ impl Problem {
     /// O and L of one row of a head, from its q row and the head's k and v.
     pub fn one_row(&self, head: usize, row: usize, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, f64) {
         let scores = self.scores(q, k, [head, row], 0, 0);
-        let lse = log_sum_exp(&scores);
-        let mut o = vec![0.0; self.d];
+        let lse = self.log_sum_exp(&scores, head);
+        let mut o = vec![0.0; self.d_v];
         for (j, s, _) in scores {
             let weight = (s - lse).exp();
-            for x in 0..self.d {
-                o[x] += weight * v[j * self.d + x];
+            for x in 0..self.d_v {
+                o[x] += weight * v[j * self.d_v + x];
             }
         }
         (o, lse)
     }
 
-    fn inner(&self, a: &[f64], b: &[f64]) -> f64 {
-        a[..self.d].iter().zip(b).map(|(x, y)| x * y).sum()
+    /// log Σ exp of the scores of a row, and of the sink if there is one; −∞ without any.
+    fn log_sum_exp(&self, scores: &[(usize, f64, f64)], head: usize) -> f64 {
+        let sink = self.modifiers.sinks.then(|| sink_score(head));
+        let all = || scores.iter().map(|s| s.1).chain(sink);
+        let highest = all().fold(f64::NEG_INFINITY, f64::max);
+        if highest == f64::NEG_INFINITY {
+            return highest;
+        }
+        highest + all().map(|s| (s - highest).exp()).sum::<f64>().ln()
     }
 }
 
-/// log Σ exp of scores; −∞ for an empty slice.
-fn log_sum_exp(scores: &[(usize, f64, f64)]) -> f64 {
-    let highest = scores.iter().map(|s| s.1).fold(f64::NEG_INFINITY, f64::max);
-    if highest == f64::NEG_INFINITY {
-        return highest;
-    }
-    highest + scores.iter().map(|s| (s.1 - highest).exp()).sum::<f64>().ln()
+/// The inner product of the first `d` numbers.
+fn inner(d: usize, a: &[f64], b: &[f64]) -> f64 {
+    a[..d].iter().zip(b).map(|(x, y)| x * y).sum()
 }
 
 /// O and L of dense inputs: O = softmax(scale · Q Kᵀ) V, with the scores modified, and L the rows' log-sum-exp. A row that
-/// sees no key has O = 0 and L = −∞.
+/// sees no key has O = 0 and, without a sink, L = −∞.
 pub fn forward(p: &Problem, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let rows = p.batch * p.heads_q * p.n_q;
-    let (mut o, mut lse) = (vec![0.0; rows * p.d], vec![0.0; rows]);
-    p.for_each_row(|at, [head, row], q_at, k_at| {
-        let matrix = k_at..k_at + p.n_k * p.d;
-        let (o_row, lse_row) = p.one_row(head, row, &q[q_at..], &k[matrix.clone()], &v[matrix]);
-        o[q_at..q_at + p.d].copy_from_slice(&o_row);
-        lse[at] = lse_row;
+    let (mut o, mut lse) = (vec![0.0; rows * p.d_v], vec![0.0; rows]);
+    p.for_each_row(|index, [head, row], at| {
+        let (o_row, lse_row) = p.one_row(head, row, &q[at.q..], &k[at.k..], &v[at.v..]);
+        o[at.o..at.o + p.d_v].copy_from_slice(&o_row);
+        lse[index] = lse_row;
     });
     (o, lse)
 }
@@ -248,14 +277,17 @@ pub fn forward(p: &Problem, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f
 /// dS = P ∘ (dP − rowsum(P ∘ dP)), times the derivatives of the modified scores, dQ = scale · dS K, dK = scale · dSᵀ Q,
 /// dV = Pᵀ dO.
 pub fn backward(p: &Problem, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Gradients {
-    let mut g = Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
-    p.for_each_row(|_, row, q_at, k_at| {
-        p.for_each_gradient(row, [q, k, v, d_o], [q_at, k_at], |j, ds, weight| {
+    let [dq, dk, dv, d_sinks] = [q.len(), k.len(), v.len(), p.heads_q].map(|len| vec![0.0; len]);
+    let mut g = Gradients { dq, dk, dv, d_sinks };
+    p.for_each_row(|_, row, at| {
+        g.d_sinks[row[0]] += p.for_each_gradient(row, [q, k, v, d_o], at, |j, ds, weight| {
             for x in 0..p.d {
-                let key = k_at + j * p.d + x;
-                g.dq[q_at + x] += ds * k[key];
-                g.dk[key] += ds * q[q_at + x];
-                g.dv[key] += weight * d_o[q_at + x];
+                let key = at.k + j * p.d + x;
+                g.dq[at.q + x] += ds * k[key];
+                g.dk[key] += ds * q[at.q + x];
+            }
+            for x in 0..p.d_v {
+                g.dv[at.v + j * p.d_v + x] += weight * d_o[at.o + x];
             }
         });
     });

@@ -29,7 +29,14 @@ impl KvSplit {
     pub const UNSPLIT: KvSplit = KvSplit { count: 1, rows: 0 };
 
     /// The split of the loops of a pass, for q and k of these shapes.
-    pub fn new<T: Element>(pass: Pass, device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> KvSplit {
+    pub fn new<T: Element>(
+        pass: Pass,
+        device: &Device,
+        q: [usize; 4],
+        k: [usize; 4],
+        causal: bool,
+        options: &Options,
+    ) -> KvSplit {
         // A launch refuses more. Here the limits keep products in range; more heads give the same splits.
         let of = |[batch, heads, rows, _]: [usize; 4]| (batch.saturating_mul(heads).min(MAX_ROWS), rows.min(MAX_ROWS));
         let ((heads, rows), (_, loop_rows)) = if pass == Pass::Dkdv { (of(k), of(q)) } else { (of(q), of(k)) };
@@ -37,7 +44,7 @@ impl KvSplit {
             // The ranges of other masks are short, or of different lengths.
             let may_split = options.mask.function.is_dense() && device.is_cuda();
             let programs = heads * rows.div_ceil(64);
-            if may_split { default_splits(pass, options.causal, T::DTYPE.size(), q[3], programs, loop_rows) } else { 1 }
+            if may_split { default_splits(pass, causal, T::DTYPE.size(), q[3], programs, loop_rows) } else { 1 }
         };
         KvSplit::at_most(options.num_splits.unwrap_or_else(default), loop_rows)
     }

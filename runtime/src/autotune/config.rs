@@ -349,10 +349,12 @@ impl Autotune {
     ) -> Result<(Config, Source)> {
         const USUAL: ConstValue = ConstValue::Int(16384);
         let param = |name: &str| self.def.params.iter().find(|p| p.name == name).map(|p| p.kind);
+        let derived = self.def.heuristics(&|name| constant(name));
+        let derived = |name: &str| derived.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
         let values = |name: &'static str| {
             let is_size = self.key.iter().any(|key| key.name == name) || self.def.dims.contains(&name);
             match param(name) {
-                Some(ParamKind::Constexpr { .. }) => constant(name),
+                Some(ParamKind::Constexpr { .. }) => constant(name).or_else(|| derived(name)),
                 Some(ParamKind::Scalar(ElemDef::Fixed(DType::Bool))) => {
                     Some(ConstValue::Bool(size(name).is_some_and(|n| n != 0)))
                 }

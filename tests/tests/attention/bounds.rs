@@ -36,11 +36,14 @@ fn extents(batch: usize, heads: usize, group: usize, n: usize, d: usize) -> Hash
     let named = [
         ("batch", batch),
         ("entries", batch),
+        ("entries_kv", batch),
+        ("most", 1),
         ("heads", heads),
         ("heads_kv", heads_kv),
         ("n_q", n),
         ("n_k", n),
         ("d", d),
+        ("d_v", d),
     ];
     HashMap::from(named)
 }
@@ -72,7 +75,9 @@ fn footprint(def: &KernelDef, group: usize, d: usize, even: bool, split_rows: us
         _ => ArgSpec::default(),
     };
     let specialization = Specialization { args: passed.map(|p| spec(p.name)).collect() };
-    let sizes = consts! { d = d, d_tile = d, q_tile = TILE, k_tile = TILE, group = group, split_rows = split_rows };
+    let sizes = consts! {
+        d = d, d_tile = d, d_v = d, d_v_tile = d, q_tile = TILE, k_tile = TILE, group = group, split_rows = split_rows,
+    };
     let facts = consts! { causal = true, even_keys = even, even_queries = even };
     let consts: Vec<(&str, ConstValue)> =
         sizes.iter().chain(facts).filter(|(name, _)| def.params.iter().any(|p| p.name == *name)).cloned().collect();

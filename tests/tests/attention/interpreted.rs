@@ -11,10 +11,12 @@ use tilewright::kernels::attention::backward_rows::{
 use tilewright::kernels::attention::config::d_tile;
 use tilewright::kernels::attention::documents::DOCUMENT_RANGES_OF_SIDE;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
-use tilewright::kernels::attention::reference::{ModifierTensors, Modifiers};
+use tilewright::kernels::attention::reference::{self, ModifierTensors, Modifiers};
+use tilewright::kernels::attention::sinks::FLASH_ATTENTION_BWD_SINKS;
 use tilewright::kernels::attention::split_kv::FLASH_ATTENTION_FWD_COMBINE;
+use tilewright::kernels::column_sum;
 use tilewright::prelude::{Device, Precision};
-use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
+use tilewright_tests::attention::{Case, Expected, Inputs, Layout, SINKS, poisoned_rows};
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{self, Arg, Form, Loads, interpret, on_devices};
 use tilewright_tests::numerics::HostTensor;
@@ -32,9 +34,11 @@ const SMALL: Tiles = Tiles { q: 16, k: 32 };
 fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValue)> {
     let p = &case.problem;
     let group = p.heads_q / p.heads_kv;
-    let mut consts =
-        consts! { d = p.d, d_tile = d_tile(p.d), q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }
-            .to_vec();
+    let mut consts = consts! {
+        d = p.d, d_tile = d_tile(p.d), d_v = p.d_v, d_v_tile = d_tile(p.d_v), q_tile = tiles.q, k_tile = tiles.k,
+        group = group, causal = p.causal,
+    }
+    .to_vec();
     let modifiers = modifiers(case);
     consts.push(("mask", interpret::constant(modifiers.mask().function)));
     consts.push(("score", interpret::constant(modifiers.score().function)));
@@ -42,6 +46,25 @@ fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValu
         consts.push(("precision", interpret::constant(Precision::Tf32x3)));
     }
     consts
+}
+
+/// The constants of a kernel with one head dimension, and those of `own` names.
+fn row_wise(form: Form, case: &Case, tiles: Tiles, d: usize, own: &[&str]) -> Vec<(&'static str, ConstValue)> {
+    let mut consts = common(form, case, tiles);
+    consts.retain(|(name, _)| own.contains(name));
+    consts.extend_from_slice(consts! { d = d, d_tile = d_tile(d) });
+    consts
+}
+
+fn sinks(case: &Case) -> HostTensor {
+    let scores: Vec<f64> = (0..case.problem.heads_q).map(reference::sink_score).collect();
+    HostTensor::of(DType::F32, &[scores.len()], &[1], &scores)
+}
+
+/// Keys of batch entries and pages, which are not given.
+fn no_cache(case: &Case) -> [HostTensor; 2] {
+    let batch = case.problem.batch;
+    [&[batch][..], &[batch, 1]].map(|shape| HostTensor::of(DType::I32, shape, &vec![1; shape.len()], &vec![0.0; batch]))
 }
 
 fn with(
@@ -95,20 +118,27 @@ fn check_replicas(
 ) {
     let p = &case.problem;
     let mut taken = HostTensor::indices(&[0]);
-    let mut o = case.poisoned(case.query_shape());
+    let mut o = case.poisoned(case.result_shape());
     let mut lse = poisoned_rows(expected.lse.len());
     let [ranges, slopes] = &modifier_tensors(&case);
     let Inputs { q, k, v, .. } = inputs;
-    let mut tensors = vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::Out(&mut o), Arg::Out(&mut lse)];
-    tensors.extend([Arg::Out(&mut taken), Arg::In(ranges), Arg::In(slopes)]);
+    let (sinks, [lengths, table]) = (sinks(&case), no_cache(&case));
+    let mut tensors = vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::Out(&mut o), Arg::Out(&mut lse), Arg::In(&sinks)];
+    tensors.extend([Arg::In(&lengths), Arg::In(&table), Arg::Out(&mut taken), Arg::In(ranges), Arg::In(slopes)]);
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     args.push(blocks.unwrap_or(0).into());
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    consts.extend_from_slice(consts! { replicas = replicas, persistent = blocks.is_some() });
-    let places = p.n_q.div_ceil(tiles.q * replicas);
+    // As a launch packs the heads of groups.
+    let is_plain = modifiers(&case).mask().function.is_dense() && p.modifiers.softcap.is_none() && !p.modifiers.alibi;
+    let pack = if p.n_q <= 16 && is_plain { p.heads_q / p.heads_kv } else { 1 };
+    let given = p.modifiers.sinks;
+    consts.extend_from_slice(consts! {
+        replicas = replicas, persistent = blocks.is_some(), sinks_given = given, pack = pack,
+    });
+    let (places, heads) = ((p.n_q * pack).div_ceil(tiles.q * replicas), p.heads_q / pack);
     let programs = match blocks {
-        Some(blocks) => [blocks.min(places * p.heads_q * p.batch) * replicas, 1, 1],
-        None => [places * replicas, p.heads_q, p.batch],
+        Some(blocks) => [blocks.min(places * heads * p.batch) * replicas, 1, 1],
+        None => [places * replicas, heads, p.batch],
     };
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 2], &consts, grid(programs), &mut args);
     assert_eq!(taken.values(), [0.0], "the counter of tiles");
@@ -118,8 +148,14 @@ fn check_replicas(
 
 fn check_backward(form: Form, case: Case, tiles: Tiles, inputs: &Inputs, expected: &Expected) {
     let ordered = modifiers(&case).mask().function.is_dense().then_some(Ordered);
-    for backward in [TwoPass, OnePass { lanes_first: false }, OnePass { lanes_first: true }].into_iter().chain(ordered)
-    {
+    // A launch takes it before Hopper.
+    let is_older = match form {
+        Form::Recorded | Form::Specialized | Form::Native | Form::Cuda => true,
+        Form::Gpu(arch) | Form::Simulated { arch, .. } => arch < GpuArch::Sm90a,
+        _ => false,
+    };
+    let lanes_first = is_older.then_some(OnePass { lanes_first: true });
+    for backward in [TwoPass, OnePass { lanes_first: false }].into_iter().chain(lanes_first).chain(ordered) {
         check_backward_in(backward, form, case, tiles, inputs, expected);
     }
 }
@@ -140,7 +176,7 @@ fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, i
     let rows = expected.lse.len();
     let Inputs { q, k, v, d_o } = inputs;
     // The kernels read O as the forward pass rounds it.
-    let o = case.tensor(case.query_shape(), &expected.o);
+    let o = case.tensor(case.result_shape(), &expected.o);
     let lse = HostTensor::of(DType::F32, &[rows], &[1], &expected.lse);
     let (mut delta, mut lse2) = (poisoned_rows(rows), poisoned_rows(rows));
     let sum_rows = p.n_q.next_multiple_of(DQ_SUM_ROWS);
@@ -154,13 +190,25 @@ fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, i
         Arg::Out(&mut dq_sum),
     ];
     let mut shape_consts = common(form, &case, tiles);
-    shape_consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
+    shape_consts.retain(|(name, _)| ["d", "d_tile", "d_v", "d_v_tile", "q_tile"].contains(name));
     let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     let consts = with(shape_consts.clone(), "one_pass", one_pass);
     let programs = if one_pass { grid([sum_rows / tiles.q, p.heads_q, p.batch]) } else { query_programs };
     interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes[..1], &consts, programs, &mut args);
 
-    let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
+    if p.modifiers.sinks {
+        let scores = sinks(&case);
+        let partials = p.batch * p.n_q.div_ceil(tiles.q);
+        let mut sums = HostTensor::poisoned(DType::F32, &[partials, p.heads_q], &[p.heads_q, 1]);
+        let mut args = vec![Arg::In(&o), Arg::In(d_o), Arg::In(&lse), Arg::In(&scores), Arg::Out(&mut sums)];
+        let consts = row_wise(form, &case, tiles, p.d_v, &["q_tile"]);
+        interpret(form, &FLASH_ATTENTION_BWD_SINKS, &dtypes[..1], &consts, query_programs, &mut args);
+        let totals = column_sum::reference(&sums.values(), p.heads_q);
+        let totals = HostTensor::of(DType::F32, &[p.heads_q], &[1], &totals);
+        case.check_sinks(&totals, &o, inputs, expected);
+    }
+
+    let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.value_shape()));
     let [ranges, slopes] = &modifier_tensors(&case);
     let read = || vec![q, k, v, d_o, &lse2, &delta, ranges, slopes].into_iter().map(Arg::In).collect::<Vec<Arg>>();
     let mut tensors = read();
@@ -182,7 +230,7 @@ fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, i
     if one_pass {
         // One split.
         let mut args = vec![Arg::In(&dq_sum), Arg::Out(&mut dq), 1.into(), Arg::Float(p.scale)];
-        shape_consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
+        let mut shape_consts = row_wise(form, &case, tiles, p.d, &[]);
         shape_consts.extend_from_slice(consts! { row_tile = tiles.q, fragments = true, lanes_first = lanes_first });
         interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes[..1], &shape_consts, query_programs, &mut args);
     } else {
@@ -474,7 +522,8 @@ fn poisoned_partials(num_splits: usize, [batch, heads, n, d]: [usize; 4]) -> Hos
 fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usize) {
     let p = &case.problem;
     let num_splits = p.n_k.div_ceil(split_rows);
-    let (inputs, shape) = (case.inputs(), case.query_shape());
+    let (inputs, shape, sinks) = (case.inputs(), case.result_shape(), sinks(&case));
+    let [lengths, table] = no_cache(&case);
     let expected = case.expected(&inputs);
     let mut partial_o = poisoned_partials(num_splits, shape);
     let mut partial_lse = poisoned_rows(num_splits * expected.lse.len());
@@ -486,6 +535,9 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
         Arg::In(&inputs.v),
         Arg::Out(&mut partial_o),
         Arg::Out(&mut partial_lse),
+        Arg::In(&sinks),
+        Arg::In(&lengths),
+        Arg::In(&table),
         Arg::Out(&mut taken),
         Arg::In(ranges),
         Arg::In(slopes),
@@ -493,15 +545,14 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     args.push(0.into());
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    consts.extend_from_slice(consts! { split_rows = split_rows });
+    consts.extend_from_slice(consts! { split_rows = split_rows, sinks_given = p.modifiers.sinks });
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * num_splits]);
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype, DType::F32], &consts, programs, &mut args);
 
     let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
     let mut args = vec![Arg::In(&partial_o), Arg::In(&partial_lse), Arg::Out(&mut o), Arg::Out(&mut lse)];
     args.push(num_splits.into());
-    let mut consts = common(form, &case, tiles);
-    consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
+    let consts = row_wise(form, &case, tiles, p.d_v, &["q_tile"]);
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     interpret(form, &FLASH_ATTENTION_FWD_COMBINE, &[case.dtype], &consts, programs, &mut args);
     case.check("o", &o, &expected.o);
@@ -518,15 +569,15 @@ fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize)
     let rows = expected.lse.len();
     let lse2: Vec<f64> = expected.lse.iter().map(|l| l * std::f64::consts::LOG2_E).collect();
     let dots = d_o.values().into_iter().zip(&expected.o).map(|(g, o)| g * o).collect::<Vec<f64>>();
-    let delta: Vec<f64> = dots.chunks(p.d).map(|row| row.iter().sum()).collect();
+    let delta: Vec<f64> = dots.chunks(p.d_v).map(|row| row.iter().sum()).collect();
     let [lse2, delta] = [lse2, delta].map(|values| HostTensor::of(DType::F32, &[rows], &[1], &values));
     let [ranges, slopes] = &modifier_tensors(&case);
     let read = || vec![q, k, v, d_o, &lse2, &delta, ranges, slopes].into_iter().map(Arg::In).collect::<Vec<Arg>>();
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     consts.extend_from_slice(consts! { split_rows = split_rows });
 
-    let (key_shape, query_shape) = (case.key_shape(), case.query_shape());
-    let [mut dk, mut dv] = [0, 1].map(|_| poisoned_partials(dkdv_splits, key_shape));
+    let (key_shape, value_shape, query_shape) = (case.key_shape(), case.value_shape(), case.query_shape());
+    let [mut dk, mut dv] = [key_shape, value_shape].map(|shape| poisoned_partials(dkdv_splits, shape));
     let mut dq = poisoned_partials(dq_splits, query_shape);
     let [mut sums, mut counters] = [DType::F32, DType::I32].map(|dtype| HostTensor::poisoned(dtype, &[0], &[1]));
     let mut tensors = read();
@@ -544,13 +595,12 @@ fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize)
     let gradients = &expected.gradients;
     for (name, all, num_splits, shape, expected) in [
         ("dk", &dk, dkdv_splits, key_shape, &gradients.dk),
-        ("dv", &dv, dkdv_splits, key_shape, &gradients.dv),
+        ("dv", &dv, dkdv_splits, value_shape, &gradients.dv),
         ("dq", &dq, dq_splits, query_shape, &gradients.dq),
     ] {
         let mut y = case.poisoned(shape);
         let mut args = vec![Arg::In(all), Arg::Out(&mut y), num_splits.into(), Arg::Float(1.0)];
-        let mut consts = common(form, &case, tiles);
-        consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
+        let mut consts = row_wise(form, &case, tiles, shape[3], &[]);
         consts.extend_from_slice(consts! { row_tile = 32usize });
         let programs = grid([shape[2].div_ceil(32), shape[1], shape[0]]);
         interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &[case.dtype], &consts, programs, &mut args);
@@ -569,11 +619,43 @@ fn split_kv() {
         Case::new(130, 70, 20).causal().dtype(DType::F32),
         Case::new(130, 70, 20).causal().dtype(DType::BF16),
         Case::new(50, 150, 16).heads(2, 4, 2).causal().dtype(DType::F32),
+        Case::new(50, 150, 40).values(16).modifiers(SINKS).causal().dtype(DType::F32),
     ] {
         for form in interpret::forms() {
             check_forward_split_kv(form, case, tiles, 64);
             check_backward_split(form, case, tiles, 64);
         }
+    }
+}
+
+/// Values of another head dimension than queries and keys, narrower and wider, and a score that each row has beside its keys.
+#[test]
+fn other_head_dimensions_of_values_and_sinks() {
+    let wider = Case::new(20, 35, 16).values(40).heads(1, 2, 1).layout(Layout::Gaps);
+    check(wider.modifiers(SINKS).causal().dtype(DType::F32));
+    // Some rows see no key.
+    check(Case::new(40, 20, 48).values(16).modifiers(SINKS).causal());
+    let tiles = Tiles { q: 64, k: 64 };
+    let case = Case::new(150, 135, 64).values(32).heads(1, 2, 1).modifiers(SINKS).causal();
+    let (inputs, form) = (case.inputs(), Form::WarpSpecialized { num_warps: 4, num_stages: 2 });
+    let expected = case.expected(&inputs);
+    check_forward(form, case, tiles, &inputs, &expected);
+    check_backward(form, case, tiles, &inputs, &expected);
+    check_replicas((2, Some(1)), Form::Replicated { pingpong: true }, case, tiles, &inputs, &expected);
+}
+
+/// Few queries, of which those of a group of heads are rows of one.
+#[test]
+fn few_queries_of_groups_of_heads() {
+    let case = Case::new(13, 70, 16).heads(2, 6, 2).modifiers(SINKS);
+    check(case.causal());
+    check(case.layout(Layout::Gaps).dtype(DType::F32));
+    let case = Case::new(13, 135, 64).heads(1, 12, 2).modifiers(SINKS).causal();
+    let (inputs, tiles) = (case.inputs(), Tiles { q: 64, k: 64 });
+    let expected = case.expected(&inputs);
+    check_forward(Form::WarpSpecialized { num_warps: 4, num_stages: 2 }, case, tiles, &inputs, &expected);
+    for blocks in [None, Some(1)] {
+        check_replicas((2, blocks), Form::Replicated { pingpong: true }, case, tiles, &inputs, &expected);
     }
 }
 
@@ -588,7 +670,7 @@ fn modified_cases(case: Case) -> Vec<Case> {
         Modifiers { documents: Some(DOCUMENTS), ..none },
         Modifiers { documents: Some(DOCUMENTS), window: Some(20), ..none },
         Modifiers { softcap: Some(1.5), ..none },
-        Modifiers { window: Some(70), softcap: Some(1.5), alibi: true, ..none },
+        Modifiers { window: Some(70), softcap: Some(1.5), alibi: true, sinks: true, ..none },
     ];
     all.map(|modifiers| case.modifiers(modifiers)).to_vec()
 }

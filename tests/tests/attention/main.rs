@@ -2,6 +2,7 @@
 //! code.
 
 mod bounds;
+mod cache;
 mod interpreted;
 mod native;
 mod tiles;

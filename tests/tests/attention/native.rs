@@ -5,7 +5,7 @@ use tilewright::codegen::ir::DType;
 use tilewright::kernels::attention::reference::Modifiers;
 use tilewright::kernels::attention::{self, Backward, Gradients, Options, Saved, Score, Tensor, TensorMut, Tiles};
 use tilewright::prelude::{Buffer, Device, Precision};
-use tilewright_tests::attention::{Case, Inputs, Layout, check};
+use tilewright_tests::attention::{Case, Inputs, Layout, SINKS, check};
 use tilewright_tests::numerics::HostTensor;
 
 /// Small tiles: a small problem has several tiles of queries and of keys.
@@ -45,6 +45,40 @@ fn groups_and_strides() {
         let case = Case::new(36, 70, 24).heads(2, 6, 2).layout(layout).dtype(DType::F32);
         check(&Device::cpu(), case, &small_tiles());
         check(&Device::cpu(), case.causal(), &Options::default());
+    }
+}
+
+#[test]
+fn other_head_dimensions_of_values_and_sinks() {
+    for (d, d_v) in [(192, 128), (24, 64), (16, 1)] {
+        let case = Case::new(36, 70, d).values(d_v).heads(2, 6, 2).dtype(DType::F32);
+        for case in [case, case.causal().layout(Layout::Gaps), case.causal().modifiers(SINKS)] {
+            check(&Device::cpu(), case, &small_tiles());
+        }
+    }
+    check(&Device::cpu(), Case::new(700, 600, 16).values(32).modifiers(SINKS).dtype(DType::F32), &in_splits());
+}
+
+/// Three splits of the loops over 600 keys.
+fn in_splits() -> Options<'static> {
+    Options { num_splits: Some(3), ..Options::default() }
+}
+
+/// Few queries per head, as in decoding: the heads of a group are rows of one.
+#[test]
+fn few_queries_of_groups_of_heads() {
+    for options in [Options::default(), small_tiles(), in_splits()] {
+        for layout in [Layout::Dense, Layout::RowsFirst, Layout::Gaps] {
+            let n_q = if layout == Layout::RowsFirst { 1 } else { 7 };
+            let case = Case::new(n_q, 600, 16).values(24).heads(2, 6, 2).layout(layout).dtype(DType::F32);
+            for case in [case, case.causal(), case.causal().modifiers(SINKS)] {
+                check(&Device::cpu(), case, &options);
+            }
+            // Heads that differ in more than their queries.
+            let alibi = Modifiers { alibi: true, ..SINKS };
+            check(&Device::cpu(), case.modifiers(alibi), &options);
+            check(&Device::cpu(), case.modifiers(Modifiers { window: Some(99), ..SINKS }), &options);
+        }
     }
 }
 
@@ -116,9 +150,15 @@ fn mistakes_say_what_is_expected() {
         attention::forward(&device, tensor(q), tensor(k), tensor(v), &options).unwrap_err().to_string()
     };
     let shape = [1, 2, 8, 16];
+    let sinks = Buffer::<f32>::zeros(&device, 3).unwrap();
     let cases = [
         (message([1, 2, 8, 32], shape, shape, Options::default()), vec!["`k`", "[1, 2, 8, 32]", "[1, 2, 8, 16]"]),
         (message(shape, shape, [1, 2, 9, 16], Options::default()), vec!["`v`", "[1, 2, 8, 16]", "[1, 2, 9, 16]"]),
+        (message([1, 2, 4, 16], shape, [1, 2, 4, 512], Options::default()), vec!["`v`", "1 to 256", "[1, 2, 4, 512]"]),
+        (
+            message(shape, shape, shape, Options { sinks: Some(sinks.view()), ..Options::default() }),
+            vec!["`sinks`", "a score for each of 2 heads", "3 scores"],
+        ),
         (message([1, 3, 8, 16], shape, shape, Options::default()), vec!["divides", "2 heads", "3"]),
         (message([1, 1, 1, 512], shape, shape, Options::default()), vec!["1 to 256", "512"]),
         (
@@ -168,7 +208,13 @@ fn precisions() {
 fn split_kv() {
     for num_splits in [2, 3, 7] {
         let options = Options { num_splits: Some(num_splits), ..Options::default() };
-        let needed = attention::forward_workspace::<f32>(&Device::cpu(), [1, 1, 300, 16], [1, 1, 700, 16], &options);
+        let needed = attention::forward_workspace::<f32>(
+            &Device::cpu(),
+            [1, 1, 300, 16],
+            [1, 1, 700, 16],
+            [1, 1, 700, 16],
+            &options,
+        );
         assert_eq!(needed, 700_usize.div_ceil(if num_splits == 2 { 512 } else { 256 }) * 300 * 17);
         check(&Device::cpu(), Case::new(300, 700, 16).dtype(DType::F32), &options);
         check(&Device::cpu(), Case::new(1030, 600, 20).causal().dtype(DType::F32), &options);

@@ -42,7 +42,7 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
                 let tiles = default_tiles(pass, d, dtype.bytes(), &target);
                 let one_pass = pass == Pass::Dkdv && one_pass_is_faster(&target, dtype.bytes(), [1, 16, 8192, d]);
                 let mut constants = consts! {
-                    d = d, d_tile = d_tile(d), q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
+                    d = d, d_tile = d_tile(d), d_v = d, d_v_tile = d_tile(d), q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
                     precision = Precision::Tf32x3,
                 }
                 .to_vec();
@@ -77,8 +77,10 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
 fn code_without_tma_takes_no_tensor_map() {
     for warp_specialize in [None, Some(true)] {
         for (tma, takes) in [(Some(true), true), (Some(false), false)] {
-            let constants =
-                consts! { d = 128usize, d_tile = 128usize, q_tile = 128usize, k_tile = 128usize, causal = true };
+            let constants = consts! {
+                d = 128usize, d_tile = 128usize, d_v = 128usize, d_v_tile = 128usize, q_tile = 128usize,
+                k_tile = 128usize, causal = true,
+            };
             let func = FLASH_ATTENTION_FWD.record(&[DType::BF16; 2], constants, &dense(&FLASH_ATTENTION_FWD));
             let func = func.unwrap_or_else(|e| panic!("{e}"));
             let options = CompileOptions {

@@ -5,7 +5,8 @@ use tilewright::codegen::ir::DType;
 use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::{Options, Tiles};
 use tilewright::prelude::Precision;
-use tilewright_tests::attention::{Case, Layout, check};
+use tilewright_tests::attention::{Case, Layout, SINKS, check};
+use tilewright_tests::attention_cache::{CacheCase, check_cache};
 use tilewright_tests::numerics::TF32_TOLERANCE;
 
 const DTYPES: [DType; 3] = [DType::BF16, DType::F16, DType::F32];
@@ -64,6 +65,36 @@ fn attention_of_head_dimension_200() {
 #[test]
 fn attention_of_head_dimension_256() {
     check_head_dimensions(&[256]);
+}
+
+#[test]
+fn attention_with_other_head_dimensions_of_values_and_sinks() {
+    let Some(gpu) = gpu() else { return };
+    for (d, d_v) in [(192, 128), (64, 128), (128, 64)] {
+        check_all(&gpu, Case::new(300, 400, d).values(d_v));
+        check_all(&gpu, Case::new(1500, 1300, d).values(d_v).heads(1, 4, 2).modifiers(SINKS));
+    }
+    check_all(&gpu, Case::new(300, 400, 64).heads(2, 16, 16).modifiers(SINKS));
+    for (n_q, group) in [(1, 4), (1, 5), (6, 3), (16, 8)] {
+        let case = Case::new(n_q, 3000, 128).heads(3, 2 * group, 2);
+        check_all(&gpu, case.modifiers(SINKS));
+        check_all(&gpu, case.values(40).layout(Layout::RowsFirst));
+    }
+}
+
+/// Caches with pages and without, for one query and for several.
+#[test]
+fn attention_of_a_cache() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in DTYPES {
+        for n_q in [1, 4, 100] {
+            let case = CacheCase { dtype, ..CacheCase::new([12, 4], n_q, [128, 64], &[0, 1, 100, 777, 3000], 3000) };
+            for case in [case, case.pages_of(16), case.pages_of(50)] {
+                check_cache(&gpu, case, &Options::default());
+                check_cache(&gpu, CacheCase { causal: false, modifiers: SINKS, ..case }, &Options::default());
+            }
+        }
+    }
 }
 
 #[test]

@@ -43,6 +43,9 @@ fn two_names(x: Tensor<f32, (n,)>, x_stride_n: i64) {}
 fn heuristics(x: In<f32>, #[heuristic] even: bool) {}
 
 #[kernel]
+fn given(#[given = maybe] x: Option<In<f32>>, #[given = false] y: In<f32>, #[given] z: Option<In<f32>>) {}
+
+#[kernel]
 struct NotAFunction;
 
 fn main() {}

@@ -2,16 +2,23 @@ use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use candle_nn::{VarBuilder, VarMap};
 use tilewright_candle::nn::{AttentionConfig, RotaryEmbedding, attention};
-use tilewright_candle::{self as ours, AttentionOptions, PackedSequences, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, KeyCache, PackedSequences, Rope};
 
 use crate::check::{TYPES, assert_close, check, random, tolerance};
 
 /// softmax(scale · Q Kᵀ) V by its definition, for keys and values of fewer heads.
 fn formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Result<Tensor> {
-    let (batch, heads, n_q, d) = q.dims4()?;
+    let sink = Tensor::full(f64::NEG_INFINITY, q.dim(1)?, q.device())?;
+    formula_with_sinks(q, k, v, &sink, causal, scale)
+}
+
+/// [`formula`], where each row of a head has the score of its sink, with a value of 0.
+fn formula_with_sinks(q: &Tensor, k: &Tensor, v: &Tensor, sinks: &Tensor, causal: bool, scale: f64) -> Result<Tensor> {
+    let (batch, heads, n_q, _) = q.dims4()?;
     let (_, heads_kv, n_k, _) = k.dims4()?;
     let group = heads / heads_kv;
     let repeat = |x: &Tensor| {
+        let d = x.dim(3)?;
         let x = x.unsqueeze(2)?.expand((batch, heads_kv, group, n_k, d))?;
         x.contiguous()?.reshape((batch, heads, n_k, d))
     };
@@ -24,7 +31,9 @@ fn formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Resu
             scores.broadcast_add(&Tensor::from_vec(mask, (n_q, n_k), &Device::Cpu)?)?
         }
     };
-    candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&repeat(v)?)
+    let sinks = sinks.reshape((1, heads, 1, 1))?.expand((batch, heads, n_q, 1))?;
+    let weights = candle_nn::ops::softmax(&Tensor::cat(&[&scores, &sinks], 3)?, D::Minus1)?;
+    weights.narrow(3, 0, n_k)?.contiguous()?.matmul(&repeat(v)?)
 }
 
 /// (batch, heads, heads_kv, n_q, n_k, d)
@@ -56,6 +65,31 @@ fn attention_of_any_shape() {
     {
         check_attention(DType::F32, shape, false, None);
         check_attention(DType::F32, shape, true, Some(0.3));
+    }
+}
+
+/// Values of other head dimensions, and sinks, which get a gradient too.
+#[test]
+fn attention_with_sinks() {
+    for (d, d_v) in [(16, 16), (24, 8), (8, 40)] {
+        let inputs = [
+            random(&[2, 4, 17, d], DType::F32, 1),
+            random(&[2, 2, 33, d], DType::F32, 2),
+            random(&[2, 2, 33, d_v], DType::F32, 3),
+            random(&[4], DType::F32, 4),
+        ];
+        for causal in [false, true] {
+            check(
+                &format!("attention with sinks, d {d} and {d_v}, causal {causal}"),
+                DType::F32,
+                &inputs,
+                |x| {
+                    let options = AttentionOptions::new(causal).with_scale(0.5).with_sinks(x[3].clone());
+                    ours::flash_attention(&x[0], &x[1], &x[2], &options)
+                },
+                |x| formula_with_sinks(&x[0], &x[1], &x[2], &x[3], causal, 0.5),
+            );
+        }
     }
 }
 
@@ -201,4 +235,49 @@ fn modifiers() {
             );
         }
     }
+}
+
+/// Sequences of different lengths in a cache, in pages and not, against attention of each one's keys.
+#[test]
+fn attention_with_a_cache() {
+    let cpu = &Device::Cpu;
+    let (lengths, page, d) = ([5_i32, 0, 12], 4, 16);
+    let f32_of = |shape: &[usize], seed| random(shape, DType::F32, seed).to_dtype(DType::F32).unwrap();
+    let q = f32_of(&[3, 4, 2, d], 1);
+    // Sequence b has the pages b, b + 3, b + 6.
+    let [k, v] = [2, 3].map(|seed| f32_of(&[9, 2, page, d], seed));
+    let table = Tensor::new(&[[0_i32, 3, 6], [1, 4, 7], [2, 5, 8]], cpu).unwrap();
+    let dense = |x: &Tensor| {
+        let x = x.reshape((3, 3, 2, page, d)).unwrap().permute((1, 2, 0, 3, 4)).unwrap();
+        x.contiguous().unwrap().reshape((3, 2, 3 * page, d)).unwrap()
+    };
+    let counts = Tensor::new(&lengths, cpu).unwrap();
+    for causal in [false, true] {
+        let options = AttentionOptions::new(causal);
+        let paged = options.clone().with_cache(KeyCache::paged(counts.clone(), table.clone()));
+        let paged = ours::flash_attention(&q, &k, &v, &paged).unwrap();
+        let rows = options.clone().with_cache(KeyCache::new(counts.clone()));
+        let rows = ours::flash_attention(&q, &dense(&k), &dense(&v), &rows).unwrap();
+        for (entry, length) in lengths.into_iter().enumerate() {
+            let own = |x: &Tensor| dense(x).narrow(0, entry, 1).unwrap().narrow(2, 0, length as usize).unwrap();
+            let q = q.narrow(0, entry, 1).unwrap();
+            let expected = ours::flash_attention(&q, &own(&k), &own(&v), &options).unwrap();
+            for found in [&paged, &rows] {
+                assert_close(
+                    "a cache",
+                    &found.narrow(0, entry, 1).unwrap(),
+                    &expected.to_dtype(DType::F64).unwrap(),
+                    1e-5,
+                );
+            }
+        }
+    }
+    let variable = candle_core::Var::from_tensor(&q).unwrap();
+    let options = AttentionOptions::new(true).with_cache(KeyCache::new(counts.to_dtype(DType::I64).unwrap()));
+    let error = |q: &Tensor, options: &AttentionOptions| {
+        ours::flash_attention(q, &dense(&k), &dense(&v), options).unwrap_err().to_string()
+    };
+    assert!(error(&q, &options).contains("lengths"), "{}", error(&q, &options));
+    let options = AttentionOptions::new(true).with_cache(KeyCache::new(counts));
+    assert!(error(&variable, &options).contains("no_grad"), "{}", error(&variable, &options));
 }

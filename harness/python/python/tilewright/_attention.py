@@ -15,7 +15,7 @@ from ._shared import autocast_to_narrow, expect_numbers, expect_tensors, heads_l
 
 _attention_forward = kernel(
     "attention_forward(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision) -> (Tensor, Tensor)",
-    lambda q, k, v, *_: (heads_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    lambda q, k, v, *_: (heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)),
 )
 _attention_backward = Op(
     "attention_backward",
@@ -50,9 +50,9 @@ _document_ranges = kernel(
 )
 # The lists have one tensor or none.
 _modified_attention_forward = kernel(
-    "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] ranges, bool causal,"
-    " float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
-    lambda q, k, v, *_: (heads_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] sinks, Tensor[] ranges,"
+    " bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    lambda q, k, v, *_: (heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)),
 )
 _modified_attention_backward = Op(
     "modified_attention_backward",
@@ -66,8 +66,44 @@ _modified_attention_backward = Op(
 )
 
 
+_cached_attention_forward = kernel(
+    "cached_attention_forward(Tensor q, Tensor k, Tensor v, Tensor cache_seqlens, Tensor[] block_table,"
+    " Tensor[] alibi_slopes, Tensor[] sinks, Tensor[] ranges, bool causal, float scale, int precision, int window,"
+    " int prefix, float softcap) -> (Tensor, Tensor)",
+    lambda q, k, v, *_: (heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
+_sink_gradients = Op(
+    "sink_gradients",
+    kernel(
+        "sink_gradients(Tensor o, Tensor lse, Tensor grad_o, Tensor sinks) -> Tensor",
+        lambda o, lse, grad_o, sinks: torch.empty_like(sinks, memory_format=torch.contiguous_format),
+    ),
+)
+
+
 def _list(x: Tensor | None) -> list[Tensor]:
     return [] if x is None else [x]
+
+
+def _cached_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache_seqlens: Tensor,
+    block_table: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    *numbers: Any,
+) -> tuple[Tensor, Tensor]:
+    lists = _list(block_table), _list(alibi_slopes), _list(sinks), _list(None)
+    return _cached_attention_forward(q, k, v, cache_seqlens, *lists, *numbers)
+
+
+_cached_attention_op = Op(
+    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_seqlens, Tensor? block_table, Tensor? alibi_slopes,"
+    " Tensor? sinks, bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    _cached_attention,
+)
 
 
 def _modified_attention(
@@ -75,6 +111,7 @@ def _modified_attention(
     k: Tensor,
     v: Tensor,
     alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
     ranges: Tensor | None,
     causal: bool,
     scale: float,
@@ -82,26 +119,29 @@ def _modified_attention(
     _: bool,
     *modifiers: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists = _list(alibi_slopes), _list(ranges)
+    lists = _list(alibi_slopes), _list(sinks), _list(ranges)
     return _modified_attention_forward(q, k, v, *lists, causal, scale, precision, *modifiers)
 
 
 def _save_modified_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, alibi_slopes, ranges, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output, alibi_slopes, ranges)
+    q, k, v, alibi_slopes, sinks, ranges, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output, alibi_slopes, sinks, ranges)
     ctx.mark_non_differentiable(output[1])
 
 
 def _modified_attention_grad(ctx: Any, grad_o: Tensor, _: Any) -> tuple[Any, ...]:
-    *saved, alibi_slopes, ranges = ctx.saved_tensors
+    *saved, alibi_slopes, sinks, ranges = ctx.saved_tensors
     lists = _list(alibi_slopes), _list(ranges)
-    grads = _modified_attention_backward(*saved, grad_o, *lists, *ctx.options)
-    return *grads, *(None,) * (len(ctx.needs_input_grad) - 3)
+    grads = (None,) * 3
+    if any(ctx.needs_input_grad[:3]):
+        grads = _modified_attention_backward(*saved, grad_o, *lists, *ctx.options)
+    of_sinks = _sink_gradients(*saved[3:], grad_o, sinks) if ctx.needs_input_grad[4] else None
+    return *grads, None, of_sinks, *(None,) * (len(ctx.needs_input_grad) - 5)
 
 
 _modified_attention_op = Op(
-    "modified_attention(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? ranges, bool causal, float scale,"
-    " int precision, bool deterministic, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    "modified_attention(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? sinks, Tensor? ranges, bool causal,"
+    " float scale, int precision, bool deterministic, int window, int prefix, float softcap) -> (Tensor, Tensor)",
     _modified_attention,
     _save_modified_attention,
     _modified_attention_grad,
@@ -120,14 +160,17 @@ def attention(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    cache_seqlens: Tensor | None = None,
+    block_table: Tensor | None = None,
     precision: str | None = None,
     deterministic: bool | None = None,
 ) -> Tensor:
-    """softmax(scale · q kᵀ) v for q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], of any strides.
+    """softmax(scale · q kᵀ) v for q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v [batch, heads_kv, n_k, d_v].
 
-    heads_kv divides heads (grouped-query attention); d is at most 256. With `causal`, row i sees the keys
+    Strides are any; heads_kv divides heads (grouped-query attention); d and d_v are at most 256. With `causal`, row i sees the keys
     j ≤ i + (n_k − n_q): the last query sees every key. `scale` is 1/√d by default. `precision` is that of float32
     products: "tf32x3" by default on a GPU, or "tf32", "ieee". With `deterministic`, which defaults to
     `torch.are_deterministic_algorithms_enabled()`, the same inputs give the same bits of all gradients; without it, dq
@@ -141,11 +184,19 @@ def attention(
     - `softcap`, at most 10⁴: a score s becomes softcap · tanh(s / softcap), with an error of about 10⁻⁷ · softcap.
     - `alibi_slopes`, float32 [heads], without a gradient: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the
       softcap.
+    - `sinks`, float32 [heads]: a score that each row has in addition to those of its keys, with a value of 0 (gpt-oss). It is
+      not scaled or modified, and has a gradient.
     - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
       and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
       those of `cu_seqlens_k`. All batch entries have the same sequences; rows beyond the last one give 0. The numbers
       begin with 0, do not decrease, and do not exceed n_q and n_k. That is checked on the CPU; on a GPU, where a check
       would wait for the device, others give wrong rows, but no access outside of the tensors.
+    - `cache_seqlens`, int32 [batch], for inference: k and v have room for more keys than there are, of which each batch entry
+      has this many; what is beyond them has no effect. The causal mask ends at an entry's last key. Numbers below 0 count as 0,
+      and larger ones than there is room for as that. There are no gradients, and no packed sequences.
+    - `block_table`, int32 [batch, most], beside `cache_seqlens`: k [pages, heads_kv, rows, d] and v are pages, and key j of an
+      entry is row j mod rows of the page in column ⌊j / rows⌋. A page that is not there counts as zeros. (flash-attn's
+      caches are [pages, rows, heads_kv, d]: pass k_cache.transpose(1, 2).)
     """
     if scale is not None or softcap is not None:
         expect_numbers(scale=scale, softcap=softcap)
@@ -154,21 +205,37 @@ def attention(
     expect_tensors("attention", q=q, k=k, v=v)
     if q.dim() != 4:
         raise ValueError(f"attention: expected q [batch, heads, rows, d], found {list(q.shape)}")
+    if v.dim() != 4:
+        raise ValueError(f"attention: expected v [batch, heads, rows, d], found {list(v.shape)}")
     q, k, v = autocast_to_narrow(q, k, v)
     if scale is None:
         scale = max(q.shape[3], 1) ** -0.5
     options = causal, scale, precision_code(precision), deterministic
-    if window is prefix is softcap is alibi_slopes is cu_seqlens_q is cu_seqlens_k is None:
+    if cache_seqlens is not None or block_table is not None:
+        if cache_seqlens is None:
+            raise ValueError("block_table: expected cache_seqlens beside it")
+        if cu_seqlens_q is not None or cu_seqlens_k is not None:
+            raise ValueError("cache_seqlens: cannot be combined with cu_seqlens_q: its entries have their own lengths")
+    elif window is prefix is softcap is alibi_slopes is sinks is cu_seqlens_q is cu_seqlens_k is None:
         return _attention_op(q, k, v, *options)[0]
     if k.dim() != 4:
         raise ValueError(f"attention: expected k [batch, heads, rows, d], found {list(k.shape)}")
     check(q.shape[2], k.shape[2], causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    arrays = {"alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    arrays = {
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "cache_seqlens": cache_seqlens,
+        "block_table": block_table,
+    }
     expect_tensors("attention", **{name: array for name, array in arrays.items() if array is not None})
     if alibi_slopes is not None:
         if alibi_slopes.requires_grad and torch.is_grad_enabled():
             raise ValueError("alibi_slopes: has no gradient: pass alibi_slopes.detach()")
         alibi_slopes = alibi_slopes.contiguous()
+    if sinks is not None:
+        sinks = sinks.contiguous()
     ranges = None
     if cu_seqlens_q is not None:
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
@@ -181,4 +248,10 @@ def attention(
         ranges = _document_ranges(q, k, cu_seqlens_q, keys, causal, -1 if window is None else window)
         window = None
     lengths = (-1 if length is None else length for length in (window, prefix))
-    return _modified_attention_op(q, k, v, alibi_slopes, ranges, *options, *lengths, softcap or 0.0)[0]
+    if cache_seqlens is not None:
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks)):
+            raise ValueError("cache_seqlens: attention of a cache has no gradient: call it under torch.no_grad()")
+        table = None if block_table is None else block_table.contiguous()
+        numbers = causal, scale, precision_code(precision), *lengths, softcap or 0.0
+        return _cached_attention_op(q, k, v, cache_seqlens.contiguous(), table, alibi_slopes, sinks, *numbers)[0]
+    return _modified_attention_op(q, k, v, alibi_slopes, sinks, ranges, *options, *lengths, softcap or 0.0)[0]

@@ -108,8 +108,10 @@ def attention_forward(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
     ranges: Any = None,
 ) -> None: ...
+def sink_gradients(o: Any, lse: Any, d_o: Any, sinks: Any, d_sinks: Any) -> None: ...
 def attention_backward(
     q: Any,
     k: Any,

@@ -25,12 +25,16 @@ def row_vector(x: Tensor) -> Tensor:
     return x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)
 
 
-def heads_like(x: Tensor) -> Tensor:
-    """A new tensor like x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d], whichever x is like."""
-    batch, heads, n, d = x.shape
+def heads_like(x: Tensor, d: int | None = None) -> Tensor:
+    """A new tensor like x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d], whichever x is like.
+
+    With `d`, that is its last extent.
+    """
+    batch, heads, n, own = x.shape
+    d = own if d is None else d
     if x.stride(1) < x.stride(2):
         return x.new_empty(batch, n, heads, d).transpose(1, 2)
-    return x.new_empty(x.shape)
+    return x.new_empty(batch, heads, n, d)
 
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -75,25 +75,29 @@ def attention_forward(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
 ) -> tuple[Array, Array]:
     """softmax(scale · q kᵀ) v and the log-sum-exp [batch, heads, n_q] of each row of scores.
 
-    q is [batch, heads, n_q, d], k and v are [batch, heads_kv, n_k, d], where heads_kv divides heads and d is at most 256.
+    q is [batch, heads, n_q, d], k [batch, heads_kv, n_k, d], v [batch, heads_kv, n_k, d_v] and the result
+    [batch, heads, n_q, d_v], where heads_kv divides heads, and d and d_v are at most 256.
     With `causal`, row i sees the keys up to its diagonal, j ≤ i + (n_k − n_q). `scale` is 1/√d by default.
 
     - `window`: a row sees that many keys before its diagonal, the key on it, and without `causal` as many after it.
     - `prefix`, with `causal`: a row also sees that many first keys.
     - `softcap`, at most 10⁴: a score s becomes softcap · tanh(s / softcap).
     - `alibi_slopes`, float32 [heads]: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the softcap.
+    - `sinks`, float32 [heads]: a score that each row has in addition to those of its keys, with a value of 0.
     - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
       and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
       those of `cu_seqlens_k`. All batch entries have the same sequences.
     """
     modifiers = _modifiers(q, k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    o, lse = _like(q), _float32(q.shape[:3])
-    _native.attention_forward(q, k, v, o, lse, _float32, causal, scale, **modifiers)
+    _expect_array(v)
+    o, lse = np.empty((*q.shape[:3], *v.shape[3:]), q.dtype), _float32(q.shape[:3])
+    _native.attention_forward(q, k, v, o, lse, _float32, causal, scale, sinks=sinks, **modifiers)
     return o, lse
 
 
@@ -116,14 +120,22 @@ def attention_backward(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v, given the results of `attention_forward` with the same options and the gradient of o."""
+) -> tuple[Array, ...]:
+    """The gradients of q, k and v, given the results of `attention_forward` with the same options and the gradient of o.
+
+    With `sinks`, their gradient is the fourth.
+    """
     modifiers = _modifiers(q, k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
     dq, dk, dv = _like(q), _like(k), _like(v)
     _native.attention_backward(q, k, v, o, lse, grad_o, dq, dk, dv, _float32, causal, scale, **modifiers)
-    return dq, dk, dv
+    if sinks is None:
+        return dq, dk, dv
+    d_sinks = _like(sinks)
+    _native.sink_gradients(o, lse, grad_o, sinks, d_sinks)
+    return dq, dk, dv, d_sinks
 
 
 def rms_norm_forward(x: Array, weight: Array, eps: float = 1e-6) -> tuple[Array, Array]:

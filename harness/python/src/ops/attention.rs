@@ -2,9 +2,9 @@
 
 use pyo3::prelude::*;
 use tilewright::View;
-use tilewright::kernels::attention::documents;
 use tilewright::kernels::attention::{
-    Backward, Mask, Options, Saved, Score, backward_into, backward_workspace, forward_into, forward_workspace,
+    Backward, Cache, Mask, Options, Saved, Score, backward_into, backward_workspace, documents, forward_into,
+    forward_workspace, sink_gradients_into,
 };
 
 use super::{Call, for_float_type};
@@ -37,8 +37,14 @@ pub struct Modifiers<'a> {
     pub softcap: Option<f32>,
     /// f32 [heads].
     pub alibi_slopes: Option<&'a Array>,
+    /// f32 [heads]; the backward pass reads none.
+    pub sinks: Option<&'a Array>,
     /// The ranges of packed sequences, from [`document_ranges`].
     pub ranges: Option<&'a Array>,
+    /// For the forward pass: the number of keys of each batch entry, i32 [batch].
+    pub cache_seqlens: Option<&'a Array>,
+    /// The pages of each batch entry, i32 [batch, most].
+    pub block_table: Option<&'a Array>,
 }
 
 impl<'a> Modifiers<'a> {
@@ -47,27 +53,47 @@ impl<'a> Modifiers<'a> {
     /// # Errors
     /// Arrays of other shapes or types.
     pub fn options(&'a self, call: Call, q: &Array, options: Options<'a>) -> tilewright::Result<Options<'a>> {
-        let [_, heads, n_q, _] = shape4(q, call.arg("q"))?;
+        let [batch, heads, n_q, _] = shape4(q, call.arg("q"))?;
         let mask = match (self.ranges, self.window, self.prefix) {
             (Some(ranges), ..) => Mask::documents(vector(ranges, call.arg("ranges"))?, n_q),
             (None, Some(size), _) => Mask::window(size),
             (None, None, Some(length)) => Mask::prefix(length),
             (None, None, None) => Mask::default(),
         };
-        let slopes: Option<View<f32>> = match self.alibi_slopes {
-            Some(slopes) => Some(vector(slopes, call.arg("alibi_slopes"))?),
-            None => None,
+        let of_heads = |name, array: Option<&'a Array>, what| -> tilewright::Result<Option<View<'a, f32>>> {
+            let Some(array) = array else { return Ok(None) };
+            let numbers = vector(array, call.arg(name))?;
+            if numbers.len() == heads {
+                return Ok(Some(numbers));
+            }
+            let expected = format!("a {what} for each of {heads} heads");
+            Err(call.arg(name).error(expected, format!("{} {what}s", numbers.len())))
         };
-        if let Some(slopes) = slopes.filter(|slopes| slopes.len() != heads) {
-            let expected = format!("a slope for each of {heads} heads");
-            return Err(call.arg("alibi_slopes").error(expected, format!("{} slopes", slopes.len())));
+        let slopes = of_heads("alibi_slopes", self.alibi_slopes, "slope")?;
+        let sinks = of_heads("sinks", self.sinks, "score")?;
+        let table: Option<tilewright::kernels::Tensor<i32, 2>> =
+            self.block_table.map(|table| table.tensor(call.arg("block_table"))).transpose()?;
+        let lengths = self.cache_seqlens.map(|lengths| vector(lengths, call.arg("cache_seqlens"))).transpose()?;
+        let numbers = [("cache_seqlens", lengths.map(|x| x.len())), ("block_table", table.map(|x| x.shape()[0]))];
+        for (name, found) in numbers.into_iter().filter_map(|(name, found)| Some((name, found?))) {
+            if found != batch {
+                let expected = format!("numbers for each of {batch} batch entries");
+                return Err(call.arg(name).error(expected, format!("those of {found}")));
+            }
         }
-        Ok(Options { mask, score: Score::new(self.softcap, slopes), ..options })
+        let cache = lengths.map(|lengths| Cache { lengths, table });
+        Ok(Options { mask, score: Score::new(self.softcap, slopes), sinks, cache, ..options })
     }
 
     /// The arrays, as inputs of a call.
     pub fn arrays(&self) -> impl Iterator<Item = (&'static str, &'a Array)> {
-        let named = [("alibi_slopes", self.alibi_slopes), ("ranges", self.ranges)];
+        let named = [
+            ("alibi_slopes", self.alibi_slopes),
+            ("sinks", self.sinks),
+            ("ranges", self.ranges),
+            ("cache_seqlens", self.cache_seqlens),
+            ("block_table", self.block_table),
+        ];
         named.into_iter().filter_map(|(name, array)| Some((name, array?)))
     }
 }
@@ -169,12 +195,12 @@ fn workspace(
     Ok(Some(workspace))
 }
 
-/// o, in q's shape, and lse [batch, heads, n_q] of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d].
-/// `allocate(n)` returns an array of n f32 on the same device.
+/// o [batch, heads, n_q, d_v] and lse [batch, heads, n_q] of q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v
+/// [batch, heads_kv, n_k, d_v]. `allocate(n)` returns an array of n f32 on the same device.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, o, lse, allocate, causal, scale=None, precision=None,
-    window=None, prefix=None, softcap=None, alibi_slopes=None, ranges=None,
+    window=None, prefix=None, softcap=None, alibi_slopes=None, sinks=None, ranges=None,
 ))]
 fn attention_forward(
     q: &Bound<'_, PyAny>,
@@ -190,28 +216,37 @@ fn attention_forward(
     prefix: Option<usize>,
     softcap: Option<f32>,
     alibi_slopes: Option<&Bound<'_, PyAny>>,
+    sinks: Option<&Bound<'_, PyAny>>,
     ranges: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = q.py();
     let (q, k, v) = (Array::new("q", q)?, Array::new("k", k)?, Array::new("v", v)?);
     let (o, lse) = (Array::new("o", o)?, Array::new("lse", lse)?);
     let (slopes, ranges) = (Array::optional("alibi_slopes", alibi_slopes)?, Array::optional("ranges", ranges)?);
-    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes: slopes.as_ref(), ranges: ranges.as_ref() };
+    let sinks = Array::optional("sinks", sinks)?;
+    let (alibi_slopes, sinks, ranges) = (slopes.as_ref(), sinks.as_ref(), ranges.as_ref());
+    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes, sinks, ranges, ..Modifiers::default() };
     let inputs: Vec<_> = [("q", &q), ("k", &k), ("v", &v)].into_iter().chain(modifiers.arrays()).collect();
     let outputs = [("o", &o), ("lse", &lse)];
     let call = Call::new(py, "attention", &inputs, &outputs)?;
     let options = options(causal, scale, precision, true)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
-    let elements = without_gil(py, || workspace_of_forward(call, &q, &k, &options))?;
+    let elements = without_gil(py, || workspace_of_forward(call, [&q, &k, &v], &options))?;
     let arguments: Vec<_> = inputs.into_iter().chain(outputs).collect();
     let workspace = workspace(py, call, allocate, elements, &arguments)?;
     without_gil(py, || forward(call, [&q, &k, &v], &o, &lse, workspace.as_ref(), &options))
 }
 
 /// The elements of the workspace of [`forward`].
-pub fn workspace_of_forward(call: Call, q: &Array, k: &Array, options: &Options) -> tilewright::Result<usize> {
-    let (q_shape, k_shape) = (shape4(q, call.arg("q"))?, shape4(k, call.arg("k"))?);
-    for_float_type!(q.dtype, call.arg("q"), T => Ok(forward_workspace::<T>(call.device, q_shape, k_shape, options)))
+pub fn workspace_of_forward(call: Call, inputs: [&Array; 3], options: &Options) -> tilewright::Result<usize> {
+    let [q, k, v] = shapes4(call, inputs)?;
+    let at = call.arg("q");
+    for_float_type!(inputs[0].dtype, at, T => Ok(forward_workspace::<T>(call.device, q, k, v, options)))
+}
+
+/// The extents of q, k and v.
+fn shapes4(call: Call, [q, k, v]: [&Array; 3]) -> tilewright::Result<[[usize; 4]; 3]> {
+    Ok([shape4(q, call.arg("q"))?, shape4(k, call.arg("k"))?, shape4(v, call.arg("v"))?])
 }
 
 /// The forward pass, on arrays of the device of `call`.
@@ -287,14 +322,15 @@ fn attention_backward(
     let (o, lse, d_o) = (Array::new("o", o)?, Array::new("lse", lse)?, Array::new("d_o", d_o)?);
     let (dq, dk, dv) = (Array::new("dq", dq)?, Array::new("dk", dk)?, Array::new("dv", dv)?);
     let (slopes, ranges) = (Array::optional("alibi_slopes", alibi_slopes)?, Array::optional("ranges", ranges)?);
-    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes: slopes.as_ref(), ranges: ranges.as_ref() };
+    let (alibi_slopes, ranges) = (slopes.as_ref(), ranges.as_ref());
+    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes, ranges, ..Modifiers::default() };
     let inputs = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
     let inputs: Vec<_> = inputs.into_iter().chain(modifiers.arrays()).collect();
     let outputs = [("dq", &dq), ("dk", &dk), ("dv", &dv)];
     let call = Call::new(py, "attention", &inputs, &outputs)?;
     let options = options(causal, scale, precision, deterministic)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
-    let elements = without_gil(py, || workspace_of_backward(call, &q, &k, &options))?;
+    let elements = without_gil(py, || workspace_of_backward(call, [&q, &k, &v], &options))?;
     let arguments: Vec<_> = inputs.into_iter().chain(outputs).collect();
     let workspace = workspace(py, call, allocate, elements, &arguments)?;
     let saved = [&q, &k, &v, &o, &lse, &d_o];
@@ -302,9 +338,10 @@ fn attention_backward(
 }
 
 /// The elements of the workspace of [`backward`].
-pub fn workspace_of_backward(call: Call, q: &Array, k: &Array, options: &Options) -> tilewright::Result<usize> {
-    let (q_shape, k_shape) = (shape4(q, call.arg("q"))?, shape4(k, call.arg("k"))?);
-    for_float_type!(q.dtype, call.arg("q"), T => Ok(backward_workspace::<T>(call.device, q_shape, k_shape, options)))
+pub fn workspace_of_backward(call: Call, inputs: [&Array; 3], options: &Options) -> tilewright::Result<usize> {
+    let [q, k, v] = shapes4(call, inputs)?;
+    let at = call.arg("q");
+    for_float_type!(inputs[0].dtype, at, T => Ok(backward_workspace::<T>(call.device, q, k, v, options)))
 }
 
 /// The backward pass, on arrays of the device of `call`.
@@ -342,8 +379,38 @@ pub fn backward(
     })
 }
 
+/// The gradients of the sinks, f32 [heads], given the results o and lse of the forward pass and the gradient d_o of o.
+#[pyfunction]
+#[pyo3(name = "sink_gradients")]
+fn sink_gradients_(
+    o: &Bound<'_, PyAny>,
+    lse: &Bound<'_, PyAny>,
+    d_o: &Bound<'_, PyAny>,
+    sinks: &Bound<'_, PyAny>,
+    d_sinks: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let py = o.py();
+    let (o, lse, d_o) = (Array::new("o", o)?, Array::new("lse", lse)?, Array::new("d_o", d_o)?);
+    let (sinks, d_sinks) = (Array::new("sinks", sinks)?, Array::new("d_sinks", d_sinks)?);
+    let inputs = [("o", &o), ("lse", &lse), ("d_o", &d_o), ("sinks", &sinks)];
+    let call = Call::new(py, "attention", &inputs, &[("d_sinks", &d_sinks)])?;
+    without_gil(py, || sink_gradients(call, [&o, &lse, &d_o, &sinks], &d_sinks))
+}
+
+/// The gradients of the sinks, on arrays of the device of `call`.
+pub fn sink_gradients(call: Call, [o, lse, d_o, sinks]: [&Array; 4], d_sinks: &Array) -> tilewright::Result<()> {
+    expect_dense(lse, call.arg("lse"))?;
+    let sinks = vector(sinks, call.arg("sinks"))?;
+    let lse = lse.view(call.arg("lse"))?;
+    for_float_type!(o.dtype, call.arg("o"), T => {
+        let (o, d_o) = (o.tensor::<T, 4>(call.arg("o"))?, d_o.tensor(call.arg("d_o"))?);
+        sink_gradients_into(call.device, sinks, o, lse, d_o, d_sinks.view_mut(call.arg("d_sinks"))?)
+    })
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(document_ranges_, module)?)?;
     module.add_function(wrap_pyfunction!(attention_forward, module)?)?;
-    module.add_function(wrap_pyfunction!(attention_backward, module)?)
+    module.add_function(wrap_pyfunction!(attention_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(sink_gradients_, module)?)
 }

@@ -152,15 +152,22 @@ fn row_vector(x: &Array) -> PyResult<Array> {
     empty(x, &[rows], Dtype::F32)
 }
 
-/// A new tensor like x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d], whichever x is like.
-fn heads_like(x: &Array) -> PyResult<Array> {
-    if x.shape.len() == 4 && x.strides[1] < x.strides[2] { tokens_first(x) } else { dense(x) }
+/// A new tensor like x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d], whichever x is like; with another
+/// extent in place of d, if one is given.
+fn heads_like(x: &Array, d: Option<i64>) -> PyResult<Array> {
+    let &[batch, heads, n, own] = x.shape.as_slice() else { return dense(x) };
+    if x.strides[1] < x.strides[2] {
+        tokens_first(x, d)
+    } else {
+        empty(x, &[batch, heads, n, d.unwrap_or(own)], x.dtype)
+    }
 }
 
-/// A new tensor like x [batch, heads, n, d], in memory as [batch, n, heads, d].
-fn tokens_first(x: &Array) -> PyResult<Array> {
-    let &[_, heads, n, d] = x.shape.as_slice() else { return dense(x) };
-    empty_strided(x, &x.shape, &[heads * n * d, d, heads * d, 1], x.dtype)
+/// As [`heads_like`], in memory as [batch, n, heads, d].
+fn tokens_first(x: &Array, d: Option<i64>) -> PyResult<Array> {
+    let &[batch, heads, n, own] = x.shape.as_slice() else { return dense(x) };
+    let d = d.unwrap_or(own);
+    empty_strided(x, &[batch, heads, n, d], &[heads * n * d, d, heads * d, 1], x.dtype)
 }
 
 /// A contiguous copy.

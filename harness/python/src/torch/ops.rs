@@ -43,7 +43,8 @@ macro_rules! kernels {
 
 kernels! {
     attention_forward attention_backward
-    modified_attention_forward modified_attention_backward document_ranges
+    modified_attention_forward modified_attention_backward document_ranges sink_gradients
+    cached_attention_forward
     rms_norm_forward rms_norm_backward
     layer_norm_forward layer_norm_backward
     softmax_forward softmax_backward
@@ -81,14 +82,14 @@ fn attention_backward(arguments: &mut Arguments) -> PyResult<Results> {
 
 fn modified_attention_forward(arguments: &mut Arguments) -> PyResult<Results> {
     let tensors = arguments.tensors();
-    let arrays = ModifierArrays::of(arguments)?;
+    let arrays = ModifierArrays::of(arguments, true)?;
     let options = dense_options(arguments)?;
     forward(tensors, options, arrays.modifiers(arguments))
 }
 
 fn modified_attention_backward(arguments: &mut Arguments) -> PyResult<Results> {
     let tensors = arguments.tensors();
-    let arrays = ModifierArrays::of(arguments)?;
+    let arrays = ModifierArrays::of(arguments, false)?;
     let options = dense_options(arguments)?;
     let options = Options { backward: attention::backward_of(arguments.bool()), ..options };
     backward(tensors, options, arrays.modifiers(arguments))
@@ -106,6 +107,27 @@ fn document_ranges(arguments: &mut Arguments) -> PyResult<Results> {
     Ok(smallvec![ranges])
 }
 
+fn cached_attention_forward(arguments: &mut Arguments) -> PyResult<Results> {
+    let [q, k, v, lengths] = arguments.tensors();
+    let table = arguments.list().pop();
+    let arrays = ModifierArrays::of(arguments, true)?;
+    let options = dense_options(arguments)?;
+    let lengths = Array::of_handle("cache_seqlens", lengths)?;
+    let table = table.map(|table| Array::of_handle("block_table", table)).transpose()?;
+    let (cache_seqlens, block_table) = (Some(&lengths), table.as_ref());
+    forward([q, k, v], options, Modifiers { cache_seqlens, block_table, ..arrays.modifiers(arguments) })
+}
+
+fn sink_gradients(arguments: &mut Arguments) -> PyResult<Results> {
+    let [o, lse, d_o, sinks] = arguments.tensors();
+    let (o, lse, d_o) = (Array::of_handle("o", o)?, Array::of_handle("lse", lse)?, unit_stride("d_o", d_o)?);
+    let sinks = Array::of_handle("sinks", sinks)?;
+    let call = call("attention", &[("o", &o), ("lse", &lse), ("d_o", &d_o), ("sinks", &sinks)])?;
+    let d_sinks = dense(&sinks)?;
+    guarded(|| attention::sink_gradients(call, [&o, &lse, &d_o, &sinks], &d_sinks))?;
+    Ok(smallvec![d_sinks])
+}
+
 /// Options that attention has with and without modifiers.
 fn dense_options(arguments: &mut Arguments) -> PyResult<Options<'static>> {
     let (causal, scale) = (arguments.bool(), Some(arguments.float()));
@@ -115,16 +137,20 @@ fn dense_options(arguments: &mut Arguments) -> PyResult<Options<'static>> {
 /// The tensors of modifiers.
 struct ModifierArrays {
     alibi_slopes: Option<Array>,
+    sinks: Option<Array>,
     ranges: Option<Array>,
 }
 
 impl ModifierArrays {
     /// Reads lists of one tensor or none.
-    fn of(arguments: &mut Arguments) -> PyResult<ModifierArrays> {
-        // Both are taken before either can be refused.
-        let (slopes, ranges) = (arguments.list().pop(), arguments.list().pop());
+    fn of(arguments: &mut Arguments, with_sinks: bool) -> PyResult<ModifierArrays> {
+        // All are taken before any can be refused.
+        let slopes = arguments.list().pop();
+        let sinks = if with_sinks { arguments.list().pop() } else { None };
+        let ranges = arguments.list().pop();
         let read = |name, handle: Option<Handle>| handle.map(|handle| Array::of_handle(name, handle)).transpose();
-        Ok(ModifierArrays { alibi_slopes: read("alibi_slopes", slopes)?, ranges: read("ranges", ranges)? })
+        let (alibi_slopes, sinks) = (read("alibi_slopes", slopes)?, read("sinks", sinks)?);
+        Ok(ModifierArrays { alibi_slopes, sinks, ranges: read("ranges", ranges)? })
     }
 
     /// Reads the numbers, of which a negative window or prefix and a softcap of 0 mean none.
@@ -132,19 +158,19 @@ impl ModifierArrays {
         let mut length = || usize::try_from(arguments.int()).ok();
         let (window, prefix) = (length(), length());
         let softcap = Some(arguments.float()).filter(|&cap| cap != 0.0);
-        let (alibi_slopes, ranges) = (self.alibi_slopes.as_ref(), self.ranges.as_ref());
-        Modifiers { window, prefix, softcap, alibi_slopes, ranges }
+        let (alibi_slopes, sinks, ranges) = (self.alibi_slopes.as_ref(), self.sinks.as_ref(), self.ranges.as_ref());
+        Modifiers { window, prefix, softcap, alibi_slopes, sinks, ranges, ..Modifiers::default() }
     }
 }
 
 fn forward([q, k, v]: [Handle; 3], options: Options, modifiers: Modifiers) -> PyResult<Results> {
     let (q, k, v) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?, Array::of_handle("v", v)?);
-    let mut all: SmallVec<[_; 5]> = smallvec![("q", &q), ("k", &k), ("v", &v)];
+    let mut all: SmallVec<[_; 8]> = smallvec![("q", &q), ("k", &k), ("v", &v)];
     all.extend(modifiers.arrays());
     let call = call("attention", &all)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
-    let elements = guarded(|| attention::workspace_of_forward(call, &q, &k, &options))?;
-    let (o, lse) = (heads_like(&q)?, empty(&q, &q.shape[..3], Dtype::F32)?);
+    let elements = guarded(|| attention::workspace_of_forward(call, [&q, &k, &v], &options))?;
+    let (o, lse) = (heads_like(&q, v.shape.get(3).copied())?, empty(&q, &q.shape[..3], Dtype::F32)?);
     let workspace = workspace(&q, elements)?;
     guarded(|| attention::forward(call, [&q, &k, &v], &o, &lse, workspace.as_ref(), &options))?;
     Ok(smallvec![o, lse])
@@ -162,8 +188,8 @@ fn backward([q, k, v, o, lse, d_o]: [Handle; 6], options: Options, modifiers: Mo
     all.extend(modifiers.arrays());
     let call = call("attention", &all)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
-    let elements = guarded(|| attention::workspace_of_backward(call, &q, &k, &options))?;
-    let (dq, dk, dv) = (heads_like(&q)?, heads_like(&k)?, heads_like(&v)?);
+    let elements = guarded(|| attention::workspace_of_backward(call, [&q, &k, &v], &options))?;
+    let (dq, dk, dv) = (heads_like(&q, None)?, heads_like(&k, None)?, heads_like(&v, None)?);
     let (workspace, saved) = (workspace(&q, elements)?, saved.map(|(_, array)| array));
     guarded(|| attention::backward(call, saved, [&dq, &dk, &dv], workspace.as_ref(), &options))?;
     Ok(smallvec![dq, dk, dv])
@@ -320,11 +346,11 @@ fn rope_from(arguments: &mut Arguments) -> PyResult<Results> {
     let call = call("rope", &[("x", &x), ("frequencies", &frequencies)])?;
     // The dimensions that are one in memory are so in the result.
     let y = match (&x.shape[..], &x.strides[..]) {
-        (&[1, ..], _) => heads_like(&x)?,
+        (&[1, ..], _) => heads_like(&x, None)?,
         (&[_, heads, n, _], &[of_batch, of_head, of_token, _])
             if of_batch != of_head * heads && of_batch == of_token * n =>
         {
-            tokens_first(&x)?
+            tokens_first(&x, None)?
         }
         _ => dense(&x)?,
     };

@@ -95,7 +95,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             let scale = f64::from(1.0 / (d as f32).sqrt());
             let modifiers = arguments.modifiers.of(seq_len)?;
             let (n_q, n_k) = (seq_len, seq_len);
-            let problem = Problem { batch, heads_q: heads, heads_kv: heads, n_q, n_k, d, causal, scale, modifiers };
+            let problem =
+                Problem { batch, heads_q: heads, heads_kv: heads, n_q, n_k, d, d_v: d, causal, scale, modifiers };
             for dtype in dtypes {
                 match dtype.as_str() {
                     "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,
@@ -139,7 +140,7 @@ impl<'a, T: Number> Bench<'a, T> {
         let backward = arguments.passes.backward(!arguments.dq_tiles.is_empty());
         let keys = [problem.batch, problem.heads_kv, problem.n_k, problem.d];
         let options = Options { backward, ..Options::new(problem.causal) };
-        let form = options.form::<T>(device, keys);
+        let form = options.form::<T>(device, keys, keys);
         Ok(Bench { arguments, device, problem, form, full, small, expected })
     }
 
@@ -228,7 +229,7 @@ impl<'a, T: Number> Bench<'a, T> {
             return given.to_vec();
         }
         let (d, bytes, target) = (self.problem.d, T::dtype().bytes(), self.device.target());
-        let Modifiers { window, prefix, documents, softcap, alibi } = self.problem.modifiers;
+        let Modifiers { window, prefix, documents, softcap, alibi, .. } = self.problem.modifiers;
         let has_ranges = window.is_some() || prefix.is_some() || documents.is_some();
         let (has_score, has_derivative) = (softcap.is_some() || alibi, softcap.is_some());
         let modified = modified_tiles(pass, d, bytes, &target, has_ranges, has_score, has_derivative);

@@ -62,9 +62,10 @@ fn workspace<T: Number>(device: &Device, problem: &Problem, splits: Option<usize
     let options = |backward| Options { backward, num_splits: splits, ..Options::new(problem.causal) };
     let two_pass = options(Backward::TwoPass);
     let backward = [&two_pass, &options(Backward::OnePass)]
-        .map(|options| attention::backward_workspace::<T>(device, shape, shape, options));
-    let most =
-        backward.into_iter().fold(attention::forward_workspace::<T>(device, shape, shape, &two_pass), usize::max);
+        .map(|options| attention::backward_workspace::<T>(device, shape, shape, shape, options));
+    let most = backward
+        .into_iter()
+        .fold(attention::forward_workspace::<T>(device, shape, shape, shape, &two_pass), usize::max);
     Buffer::poisoned(device, most)
 }
 
@@ -104,9 +105,10 @@ impl<T: Number> Attention<T> {
     /// because its grid has fewer programs than SMs.
     pub fn split_like(mut self, full: &Problem) -> Attention<T> {
         let (shape, options) = (shape(full), Options::new(full.causal));
-        let forward = attention::forward_workspace::<T>(&self.device, shape, shape, &options);
+        let forward = attention::forward_workspace::<T>(&self.device, shape, shape, shape, &options);
         let unsplit = Options { num_splits: Some(1), ..options.clone() };
-        let backward = [&options, &unsplit].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, o));
+        let backward =
+            [&options, &unsplit].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, shape, o));
         self.splits = [forward == 0, backward[0] == backward[1]].map(|is_unsplit| is_unsplit.then_some(1));
         self
     }
@@ -117,6 +119,8 @@ impl<T: Number> Attention<T> {
             causal,
             mask: modifiers.mask(),
             score: modifiers.score(),
+            sinks: modifiers.sinks(),
+            cache: None,
             scale,
             precision,
             forward_tiles,
@@ -221,7 +225,7 @@ impl<T: Number> Attention<T> {
 
     /// Returns the largest error of dQ, dK and dV.
     pub fn check_backward(&self, expected: &Expected) -> Result<f64, BenchError> {
-        let Gradients { dq, dk, dv } = &expected.gradients;
+        let Gradients { dq, dk, dv, .. } = &expected.gradients;
         let [found_q, found_k, found_v] = [values(&self.dq)?, values(&self.dk)?, values(&self.dv)?];
         max_error(self.limit, &[("dq", &found_q, dq), ("dk", &found_k, dk), ("dv", &found_v, dv)])
     }
@@ -363,6 +367,7 @@ mod tests {
             n_q: n,
             n_k: n,
             d: 16,
+            d_v: 16,
             causal,
             scale: 0.25,
             modifiers: Default::default(),

@@ -7,7 +7,8 @@ use crate::cli::{CliError, Result};
 #[derive(clap::Args, Clone, Debug)]
 pub struct ModifierArguments {
     /// Modifier of attention, may be repeated: window=SIZE (keys before the diagonal that a row sees), prefix=LENGTH (keys
-    /// that a row sees beside those up to the diagonal), softcap=CAP, alibi, or documents=LENGTH,LENGTH,… (packed sequences)
+    /// that a row sees beside those up to the diagonal), softcap=CAP, alibi, sinks, or documents=LENGTH,LENGTH,… (packed
+    /// sequences)
     #[arg(long = "modifier", value_name = "MODIFIER", conflicts_with_all = ["kinds", "splits"])]
     modifiers: Vec<String>,
 }
@@ -33,6 +34,7 @@ impl ModifierArguments {
                     modifiers.softcap = Some(cap.ok_or_else(|| invalid("expected softcap=CAP, a positive number"))?);
                 }
                 "alibi" if value.is_empty() => modifiers.alibi = true,
+                "sinks" if value.is_empty() => modifiers.sinks = true,
                 "documents" => {
                     let lengths: Option<Vec<usize>> = value.split(',').map(|length| length.parse().ok()).collect();
                     let fits = |lengths: &Vec<usize>| {
@@ -52,7 +54,7 @@ impl ModifierArguments {
                 }
                 _ => {
                     return Err(invalid(
-                        "expected window=SIZE, prefix=LENGTH, softcap=CAP, alibi, or documents=LENGTH,LENGTH,…",
+                        "expected window=SIZE, prefix=LENGTH, softcap=CAP, alibi, sinks, or documents=LENGTH,LENGTH,…",
                     ));
                 }
             }

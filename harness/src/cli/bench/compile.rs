@@ -117,6 +117,8 @@ impl Variant {
         let consts = vec![
             count("d", d),
             count("d_tile", d_tile(d)),
+            count("d_v", d),
+            count("d_v_tile", d_tile(d)),
             count("q_tile", tiles.q_tile),
             count("k_tile", tiles.k_tile),
             count("replicas", tiles.replicas),

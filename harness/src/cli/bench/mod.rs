@@ -14,6 +14,7 @@ mod compile;
 mod copy;
 pub(crate) mod data;
 mod ddp;
+mod decode;
 mod fused;
 mod kernels;
 mod launch;
@@ -53,6 +54,8 @@ enum Subject {
     /// FlashAttention-2: forward, backward, and both, with given tiles or a sweep; with --kinds, attention under
     /// autograd
     Attention(attention::Arguments),
+    /// Attention of a few queries per sequence to a cache of keys and values, in pages or not
+    Decode(decode::Arguments),
     /// Transformers, end to end: forward, backward, optimizer
     Model(Box<model::Arguments>),
     /// Norms, forward and backward: tensor ops against our kernels
@@ -114,6 +117,7 @@ impl Common {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     match &arguments.subject {
         Subject::Attention(arguments) => attention::run(arguments, out),
+        Subject::Decode(arguments) => decode::run(arguments, out),
         Subject::Model(arguments) => model::run(arguments, out),
         Subject::Norm(arguments) => norm::run(arguments, out),
         Subject::Fused(arguments) => fused::run(arguments, out),

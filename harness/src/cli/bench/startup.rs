@@ -96,7 +96,8 @@ pub fn first_launch(choice: Option<DeviceArg>, d: usize, since: u128) -> Result<
     let mut o = Buffer::<bf16>::uninit(&device, ones.len())?;
     let mut lse = Buffer::<f32>::uninit(&device, HEADS * LENGTH)?;
     let options = Options::new(true);
-    let mut workspace = Buffer::<f32>::uninit(&device, forward_workspace::<bf16>(&device, shape, shape, &options))?;
+    let mut workspace =
+        Buffer::<f32>::uninit(&device, forward_workspace::<bf16>(&device, shape, shape, shape, &options))?;
     device.synchronize()?;
     drop(memory);
     let input = || Tensor::dense(qkv.view(), shape);

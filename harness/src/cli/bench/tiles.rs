@@ -57,10 +57,11 @@ pub fn taken<T: Number>(
     let bucket = |n: usize| autotune::size_bucket(n as i64);
     // Partial results of splits are f32. The key of the dK/dV kernel also has the mode of dQ.
     let key = format!(
-        "T={},R={},R=f32,d={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
+        "T={},R={},R=f32,d={},d_v={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
         T::dtype(),
         T::dtype(),
         problem.d,
+        problem.d_v,
         problem.causal,
         precision.name(),
         bucket(problem.n_q),

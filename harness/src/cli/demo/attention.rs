@@ -45,7 +45,7 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
         inputs: BTreeMap::from([("q", q.clone()), ("k", k.clone()), ("v", v.clone())]),
         outputs: [("o", o.clone()), ("lse", (rows.clone(), DType::F32))]
             .into_iter()
-            .chain(modifier_tensors())
+            .chain(modifier_tensors(&problem))
             .collect(),
         calls: Box::new(move |target| {
             let calls = vec![LaunchBuilder { problem, dtype, target }.forward()];
@@ -73,7 +73,7 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
             ("dv", gradient(&v)),
         ])
         .into_iter()
-        .chain(modifier_tensors())
+        .chain(modifier_tensors(&problem))
         .collect(),
         inputs: BTreeMap::from([("q", q), ("k", k), ("v", v), ("d_o", d_o)]),
         // The backward pass reads the outputs of the forward pass.
@@ -86,6 +86,11 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
         tolerance: tolerance(dtype),
     };
     Ok(vec![forward, backward])
+}
+
+/// The constants of the head dimensions.
+fn head_dims(p: &Problem) -> Vec<(&'static str, ConstValue)> {
+    vec![count("d", p.d), count("d_tile", d_tile(p.d)), count("d_v", p.d_v), count("d_v_tile", d_tile(p.d_v))]
 }
 
 /// Derives the sizes of the problem from the shapes of q, k and v.
@@ -107,7 +112,7 @@ fn problem(inputs: &Inputs, causal: bool) -> Result<Problem> {
         return Err(CliError::Failure(format!("the head dimension is {d}: expected 1 to 256")));
     }
     let scale = f64::from(1.0 / (d as f32).sqrt());
-    Ok(Problem { batch, heads_q, heads_kv, n_q, n_k, d, causal, scale, modifiers: Default::default() })
+    Ok(Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v: d, causal, scale, modifiers: Default::default() })
 }
 
 /// Prints a note if the f64 references, which are plain loops, take longer than 20 s.
@@ -131,9 +136,12 @@ fn describe_problem(p: &Problem) -> String {
     format!("[{}, {heads}, {length}, {}]{mask}", p.batch, p.d)
 }
 
-/// The tensors of modifiers, and the counter of persistent programs, which these kernels do not access.
-fn modifier_tensors() -> [(&'static str, (Vec<usize>, DType)); 3] {
+/// The tensors of modifiers and of a cache, and the counter of persistent programs, which these kernels do not access.
+fn modifier_tensors(p: &Problem) -> [(&'static str, (Vec<usize>, DType)); 6] {
     [
+        ("sinks", (vec![0], DType::F32)),
+        ("lengths", (vec![0], DType::I32)),
+        ("table", (vec![p.batch, 0], DType::I32)),
         ("mask_data", (vec![0], DType::I32)),
         ("score_data", (vec![0], DType::F32)),
         ("tiles_taken", (vec![0], DType::I32)),
@@ -164,7 +172,8 @@ impl LaunchBuilder<'_> {
     fn preprocess(&self) -> Call {
         let tiles = self.tiles(Pass::Dq);
         let p = &self.problem;
-        let constants = vec![count("d", p.d), count("d_tile", d_tile(p.d)), count("q_tile", tiles.q_tile)];
+        let mut constants = head_dims(p);
+        constants.push(count("q_tile", tiles.q_tile));
         self.call(&FLASH_ATTENTION_BWD_PREPROCESS, tiles, constants, Vec::new(), self.over_queries(tiles))
     }
 
@@ -195,16 +204,15 @@ impl LaunchBuilder<'_> {
             (Target::Nvptx(_), DType::F32) => "tf32x3",
             (Target::Nvptx(_) | Target::Host(_), _) => "ieee",
         };
-        let constants = vec![
+        let mut constants = head_dims(p);
+        constants.extend([
             ("precision", ConstValue::Variant(precision.to_string())),
-            count("d", p.d),
-            count("d_tile", d_tile(p.d)),
             count("q_tile", tiles.q_tile),
             count("k_tile", tiles.k_tile),
             count("group", p.heads_q / p.heads_kv),
             ("causal", ConstValue::Bool(p.causal)),
             even,
-        ];
+        ]);
         let scalars = vec![
             ("scale", LaunchArg::F32(p.scale as f32)),
             ("mask_number", LaunchArg::I32(0)),

@@ -141,6 +141,7 @@ impl Problem {
                     n_q: n,
                     n_k: n,
                     d,
+                    d_v: d,
                     causal,
                     scale,
                     modifiers: Default::default(),

@@ -1,0 +1,174 @@
+//! `tilewright bench decode`: times attention of a few queries per sequence to a cache of keys and values, in pages or not.
+
+use std::io::Write;
+
+use clap::Args;
+use half::{bf16, f16};
+use tilewright::kernels::attention::reference::{self, Problem};
+use tilewright::kernels::attention::{Cache, Options, Tiles, forward_into, forward_workspace};
+use tilewright::kernels::{Tensor, TensorMut};
+use tilewright::{Buffer, Device};
+
+use super::data::{Number, normal, values};
+use super::record::{Measured, Recorder, Row, Work, accept};
+use super::{Common, copy, tiles};
+use crate::cli::demo::case::{relative_error, tolerance};
+use crate::cli::{CliError, Result};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// Sequences. Default: 32, or 2 on the CPU
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Query heads. Default: 32, or 4 on the CPU
+    #[arg(long)]
+    heads: Option<usize>,
+    /// Key/value heads, which divide the query heads. Default: a quarter of them
+    #[arg(long)]
+    heads_kv: Option<usize>,
+    /// Queries of each sequence: its last tokens
+    #[arg(long, default_value_t = 1)]
+    n_q: usize,
+    /// Keys of each sequence. Default: 8192, or 512 on the CPU
+    #[arg(long)]
+    n_k: Option<usize>,
+    /// Head dimension, 1 to 256
+    #[arg(long, default_value_t = 128)]
+    d: usize,
+    /// Rows of a page, separated by commas; 0 is a cache without pages
+    #[arg(long, value_delimiter = ',', default_value = "0,16,64,256")]
+    page: Vec<usize>,
+    /// Element type: bf16, f16 or f32. Default: bf16, or f32 on the CPU
+    #[arg(long, value_parser = ["bf16", "f16", "f32"])]
+    dtype: Option<String>,
+    /// Tiles: q_tile,k_tile,warps,stages. May be repeated. Default: those of a launch
+    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
+    tiles: Vec<Tiles>,
+    /// Maximum number of splits of each loop over keys. Default: that of a launch
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    splits: Option<u32>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    let (device, mut recorder) = arguments.common.open("decode")?;
+    let or = |given: Option<usize>, gpu, cpu| given.unwrap_or(if device.is_cuda() { gpu } else { cpu });
+    let heads_q = or(arguments.heads, 32, 4);
+    let heads_kv = arguments.heads_kv.unwrap_or((heads_q / 4).max(1));
+    let (batch, n_k) = (or(arguments.batch, 32, 2), or(arguments.n_k, 8192, 512));
+    let (n_q, d) = (arguments.n_q, arguments.d);
+    if [batch, heads_kv, n_q, n_k].contains(&0) || !heads_q.is_multiple_of(heads_kv) || !(1..=256).contains(&d) {
+        return Err(CliError::usage(
+            "invalid shape of attention",
+            "--batch, --heads, --heads-kv, --n-q and --n-k must be at least 1, --heads-kv divide --heads, and --d be at most 256",
+        ));
+    }
+    let scale = f64::from(1.0 / (d as f32).sqrt());
+    let modifiers = Default::default();
+    let problem = Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v: d, causal: true, scale, modifiers };
+    let copy_gbps = copy::bandwidth(&arguments.common, &device)?;
+    for &page in &arguments.page {
+        let dtype = arguments.dtype.as_deref().unwrap_or(if device.is_cuda() { "bf16" } else { "f32" });
+        let own = arguments.tiles.iter().copied().map(Some);
+        for tiles in own.chain(arguments.tiles.is_empty().then_some(None)) {
+            let case = Case { arguments, device: &device, problem, page, tiles, copy_gbps };
+            match dtype {
+                "f16" => case.measure::<f16>(&mut recorder)?,
+                "f32" => case.measure::<f32>(&mut recorder)?,
+                _ => case.measure::<bf16>(&mut recorder)?,
+            }
+        }
+    }
+    recorder.finish(out)
+}
+
+struct Case<'a> {
+    arguments: &'a Arguments,
+    device: &'a Device,
+    problem: Problem,
+    /// Rows of a page; 0 without pages.
+    page: usize,
+    tiles: Option<Tiles>,
+    copy_gbps: f64,
+}
+
+impl Case<'_> {
+    fn measure<T: Number>(&self, recorder: &mut Recorder) -> Result<()> {
+        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
+        let pages = match self.page {
+            0 => "rows".to_string(),
+            page => format!("pages of {page}"),
+        };
+        let row = Row::new("attention_decode", &[batch, heads_q, n_q, n_k, d], T::dtype().name());
+        let row = row.case(&format!("{heads_kv} key/value heads, {pages}"));
+        let row = match self.tiles {
+            Some(tiles) => row.tiles(tiles::text(tiles)),
+            None => row,
+        };
+        // The keys and values of each sequence.
+        let bytes = 2.0 * (batch * heads_kv * n_k * d * size_of::<T>()) as f64;
+        recorder.push(row.measured(&self.timed::<T>(), Work::Bytes(bytes, Some(self.copy_gbps))))
+    }
+
+    fn timed<T: Number>(&self) -> Measured {
+        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
+        let device = self.device;
+        let columns = n_k.div_ceil(self.page.max(1));
+        let (entries, rows) = if self.page == 0 { (batch, n_k) } else { (batch * columns, self.page) };
+        device.check_memory((2 * entries * heads_kv * rows * d * size_of::<T>()) as f64)?;
+        let keys = [entries, heads_kv, rows, d];
+        let q = normal::<T>(device, batch * heads_q * n_q * d, 1)?;
+        let [k, v] = [2, 3].map(|seed| normal::<T>(device, entries * heads_kv * rows * d, seed));
+        let (k, v) = (k?, v?);
+        let page_of = |i: usize| i * prime(entries) % entries;
+        let table: Vec<i32> = (0..batch * columns).map(|i| page_of(i) as i32).collect();
+        let (table, lengths) =
+            (Buffer::from_slice(device, &table)?, Buffer::from_slice(device, &vec![n_k as i32; batch])?);
+        let table = (self.page > 0).then(|| table.tensor([batch, columns])).transpose()?;
+        let options = Options {
+            cache: Some(Cache { lengths: lengths.view(), table }),
+            forward_tiles: self.tiles,
+            num_splits: self.arguments.splits.map(|splits| splits as usize),
+            ..Options::new(true)
+        };
+        let o_shape = [batch, heads_q, n_q, d];
+        let mut o = Buffer::<T>::poisoned(device, o_shape.iter().product())?;
+        let mut lse = Buffer::<f32>::poisoned(device, batch * heads_q * n_q)?;
+        let needed = forward_workspace::<T>(device, o_shape, keys, keys, &options);
+        let mut workspace = Buffer::<f32>::poisoned(device, needed)?;
+        let mut launch = || {
+            let (q, target) = (Tensor::dense(q.view(), o_shape)?, TensorMut::dense(o.view_mut(), o_shape)?);
+            let (k, v) = (Tensor::dense(k.view(), keys)?, Tensor::dense(v.view(), keys)?);
+            forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), &options)
+        };
+        launch()?;
+        let timing = self.arguments.common.time(device, launch)?;
+        // The last sequence, by its definition.
+        let last = batch - 1;
+        let of_entry = |x: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
+            let mut keys = vec![0.0; heads_kv * n_k * d];
+            let (places, len) = (n_k.div_ceil(rows), heads_kv * rows * d);
+            for place in 0..places {
+                let at = if self.page == 0 { last } else { page_of(last * columns + place) };
+                let page: Vec<f64> = x.slice(at * len..(at + 1) * len)?.to_vec()?.into_iter().map(T::to_f64).collect();
+                let count = rows.min(n_k - place * rows) * d;
+                for head in 0..heads_kv {
+                    let (to, from) = ((head * n_k + place * rows) * d, head * rows * d);
+                    keys[to..to + count].copy_from_slice(&page[from..from + count]);
+                }
+            }
+            Ok(keys)
+        };
+        let per_entry = heads_q * n_q * d;
+        let q = &values(&q)?[last * per_entry..];
+        let (want, _) = reference::forward(&Problem { batch: 1, ..self.problem }, q, &of_entry(&k)?, &of_entry(&v)?);
+        let error = relative_error(&values(&o)?[last * per_entry..], &want);
+        Ok((timing, accept("o", error, tolerance(T::dtype()))?))
+    }
+}
+
+/// A prime that does not divide `n`.
+fn prime(n: usize) -> usize {
+    [7919, 7907, 7901].into_iter().find(|&prime| !n.is_multiple_of(prime)).unwrap_or(1)
+}

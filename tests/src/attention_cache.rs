@@ -1,0 +1,192 @@
+//! Attention of a cache of keys and values against its definition. What is no key is NaN, so that a result that depends on it is too.
+
+use crate::attention::{Layout, array};
+use crate::numerics::{HostTensor, Random, relative_error, tolerance};
+use half::{bf16, f16};
+use tilewright::codegen::ir::DType;
+use tilewright::kernels::attention::reference::{self, ModifierTensors, Modifiers, Problem};
+use tilewright::kernels::attention::{self, Cache, Options, Tensor, TensorMut};
+use tilewright::kernels::{FloatElement, Tensor as AnyTensor};
+use tilewright::prelude::{Buffer, Device};
+
+/// Queries of some batch entries, and a cache with their keys.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheCase {
+    /// Query heads, and those of keys.
+    pub heads: [usize; 2],
+    pub n_q: usize,
+    /// Head dimensions of keys and of values.
+    pub d: [usize; 2],
+    /// Keys of each batch entry; more than `most`, and fewer than 0, count as that.
+    pub lengths: &'static [i32],
+    /// Keys that there is room for.
+    pub most: usize,
+    /// Rows of a page, where the cache has pages.
+    pub page: Option<usize>,
+    /// Whether the second page of each entry is not there, and counts as zeros.
+    pub missing: bool,
+    pub causal: bool,
+    pub modifiers: Modifiers,
+    pub dtype: DType,
+    /// The memory of the cache and of the queries.
+    pub layout: Layout,
+}
+
+impl CacheCase {
+    /// Causal attention of bf16, dense.
+    pub fn new(heads: [usize; 2], n_q: usize, d: [usize; 2], lengths: &'static [i32], most: usize) -> CacheCase {
+        let (modifiers, dtype) = (Modifiers::default(), DType::BF16);
+        CacheCase {
+            heads,
+            n_q,
+            d,
+            lengths,
+            most,
+            page: None,
+            missing: false,
+            causal: true,
+            modifiers,
+            dtype,
+            layout: Layout::Dense,
+        }
+    }
+
+    pub fn pages_of(mut self, rows: usize) -> CacheCase {
+        self.page = Some(rows);
+        self
+    }
+
+    /// The problem of an entry with `n_k` keys.
+    fn problem(&self, n_k: usize) -> Problem {
+        let CacheCase { heads: [heads_q, heads_kv], n_q, d: [d, d_v], causal, modifiers, .. } = *self;
+        let scale = 1.0 / (d as f64).sqrt();
+        Problem { batch: 1, heads_q, heads_kv, n_q, n_k, d, d_v, causal, scale, modifiers }
+    }
+
+    /// Columns of the table, and pages that there are: some belong to no entry.
+    fn pages(&self, page: usize) -> [usize; 2] {
+        let columns = self.most.div_ceil(page);
+        [columns, columns * self.lengths.len() + 3]
+    }
+
+    /// The page in a column of an entry's row of the table: their order is a permutation.
+    fn page_at(&self, page: usize, entry: usize, column: usize) -> usize {
+        let [columns, pages] = self.pages(page);
+        // A prime that divides no number of pages here.
+        (entry * columns + column) * 7919 % pages
+    }
+
+    fn keys(&self, length: i32) -> usize {
+        let room = self.page.map_or(self.most, |page| self.pages(page)[0] * page);
+        usize::try_from(length).unwrap_or(0).min(room)
+    }
+}
+
+/// Checks O and L of the forward pass.
+pub fn check_cache(device: &Device, case: CacheCase, options: &Options) {
+    match case.dtype {
+        DType::BF16 => check_typed::<bf16>(device, case, options),
+        DType::F16 => check_typed::<f16>(device, case, options),
+        DType::F32 => check_typed::<f32>(device, case, options),
+        other => panic!("attention does not compute in {other}"),
+    }
+}
+
+fn check_typed<T: FloatElement>(device: &Device, case: CacheCase, options: &Options) {
+    let CacheCase { heads: [heads, heads_kv], n_q, d: [d, d_v], lengths, most, page, causal, dtype, layout, .. } = case;
+    let batch = lengths.len();
+    let mut random = Random::new(11);
+    let mut tensor = |shape: [usize; 4]| {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.number() * 3f64.sqrt()).collect();
+        HostTensor::of(dtype, &shape, &layout.strides(shape), &values)
+    };
+    let q = tensor([batch, heads, n_q, d]);
+    let (entries, rows) = page.map_or((batch, most), |page| (case.pages(page)[1], page));
+    // Numbers everywhere first, as the reference reads them.
+    let cache = [d, d_v].map(|d| tensor([entries, heads_kv, rows, d]));
+    let values = cache.each_ref().map(HostTensor::values);
+    let mut is_key = vec![false; entries * rows];
+    let mut want = (Vec::new(), Vec::new());
+    let per_entry = heads * n_q * d;
+    let q_values = q.values();
+    for (entry, &length) in lengths.iter().enumerate() {
+        let n_k = case.keys(length);
+        let place = |key: usize| match page {
+            Some(page) => (case.page_at(page, entry, key / page), key % page),
+            None => (entry, key),
+        };
+        let is_missing = |key: usize| case.missing && page.is_some_and(|page| key / page == 1);
+        let own = [0, 1].map(|side: usize| {
+            let d = case.d[side];
+            let mut dense = Vec::with_capacity(heads_kv * n_k * d);
+            for head in 0..heads_kv {
+                for key in 0..n_k {
+                    let (at, row) = place(key);
+                    let first = ((at * heads_kv + head) * rows + row) * d;
+                    let numbers = &values[side][first..first + d];
+                    dense.extend(numbers.iter().map(|x| if is_missing(key) { 0.0 } else { *x }));
+                }
+            }
+            dense
+        });
+        for (at, row) in (0..n_k).filter(|&key| !is_missing(key)).map(place) {
+            is_key[at * rows + row] = true;
+        }
+        let q = &q_values[entry * per_entry..(entry + 1) * per_entry];
+        let (o, lse) = reference::forward(&case.problem(n_k), q, &own[0], &own[1]);
+        want.0.extend(o);
+        want.1.extend(lse);
+    }
+    let poisoned = [0, 1].map(|side: usize| {
+        let (d, shape) = (case.d[side], [entries, heads_kv, rows, case.d[side]]);
+        let at = |i: usize| (i / (heads_kv * rows * d)) * rows + i / d % rows;
+        let numbers: Vec<f64> =
+            values[side].iter().enumerate().map(|(i, &x)| if is_key[at(i)] { x } else { f64::NAN }).collect();
+        HostTensor::of(dtype, &shape, &layout.strides(shape), &numbers)
+    });
+
+    let table: Option<(Vec<i32>, usize)> = page.map(|page| {
+        let columns = case.pages(page)[0];
+        let of_entry = |entry: usize| {
+            let used = case.keys(lengths[entry]).div_ceil(page);
+            // Columns beyond the keys may have any number.
+            let unused = [i32::MAX, -1, i32::MIN];
+            let is_there = move |c: usize| c < used && !(case.missing && c == 1);
+            (0..columns)
+                .map(move |c| if is_there(c) { case.page_at(page, entry, c) as i32 } else { unused[(c + entry) % 3] })
+        };
+        ((0..batch).flat_map(of_entry).collect(), columns)
+    });
+    let fail = |e: tilewright::Error| -> ! { panic!("{case:?}: {e}") };
+    let table = table.map(|(table, columns)| (Buffer::from_slice(device, &table).unwrap_or_else(|e| fail(e)), columns));
+    let lengths = Buffer::from_slice(device, lengths).unwrap_or_else(|e| fail(e));
+    let table = table.as_ref().map(|(table, columns)| AnyTensor::dense(table.view(), [batch, *columns]));
+    let cache = Cache { lengths: lengths.view(), table: table.transpose().unwrap_or_else(|e| fail(e)) };
+    let tensors = ModifierTensors::new(device, &case.problem(most)).unwrap_or_else(|e| fail(e));
+    let (mask, score, sinks) = (tensors.mask(), tensors.score(), tensors.sinks());
+    let options = Options { causal, mask, score, sinks, cache: Some(cache), ..options.clone() };
+    let buffers = [&q, &poisoned[0], &poisoned[1]].map(|tensor| tensor.upload::<T>(device));
+    let input = |buffer, like: &HostTensor| -> Tensor<'_, T> {
+        let strides = array(&like.strides).map(|stride| stride as i64);
+        Tensor::strided(Buffer::view(buffer), array(&like.shape), strides).unwrap_or_else(|e| fail(e))
+    };
+    let [q, k, v] = [(0, &q), (1, &poisoned[0]), (2, &poisoned[1])].map(|(i, like)| input(&buffers[i], like));
+    let o_shape = [batch, heads, n_q, d_v];
+    let mut found = HostTensor::poisoned(dtype, &o_shape, &layout.strides(o_shape));
+    let (mut o, mut lse) =
+        (found.upload::<T>(device), Buffer::<f32>::poisoned(device, want.1.len()).unwrap_or_else(|e| fail(e)));
+    let needed = attention::forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), &options);
+    let mut workspace = Buffer::<f32>::poisoned(device, needed).unwrap_or_else(|e| fail(e));
+    let strides = array(&found.strides).map(|stride| stride as i64);
+    let target = TensorMut::strided(o.view_mut(), o_shape, strides).unwrap_or_else(|e| fail(e));
+    attention::forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), &options)
+        .unwrap_or_else(|e| fail(e));
+    found.download(&o);
+    found.check_gaps("o");
+    let error = relative_error(&found.values(), &want.0);
+    assert!(want.0.is_empty() || error <= tolerance(dtype), "o of {case:?}: relative error {error:.1e}");
+    for (row, (x, y)) in lse.to_vec().unwrap_or_else(|e| fail(e)).into_iter().zip(&want.1).enumerate() {
+        let is_close = f64::from(x) == *y || (f64::from(x) - y).abs() <= 1e-5 * (1.0 + y.abs()).max(1.0) + 1e-4;
+        assert!(is_close, "lse of {case:?}: row {row} has {x}, expected {y}");
+    }
+}

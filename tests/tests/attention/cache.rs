@@ -1,0 +1,109 @@
+//! Attention of a cache of keys and values: as native code, and on simulated GPUs.
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::target::GpuArch;
+use tilewright::kernels::attention::reference::Modifiers;
+use tilewright::kernels::attention::{Cache, Options, Tensor, Tiles, backward, forward};
+use tilewright::prelude::{Buffer, Device};
+use tilewright_tests::attention::{Layout, SINKS};
+use tilewright_tests::attention_cache::{CacheCase, check_cache};
+
+/// No keys, one, a whole page and more, all that there is room for, and lengths that count as 0 and as all.
+const LENGTHS: &[i32] = &[0, 1, 16, 45, 70, -3, 1000];
+
+#[test]
+fn lengths_and_pages() {
+    let device = Device::cpu();
+    for n_q in [1, 3] {
+        let case = CacheCase { dtype: DType::F32, ..CacheCase::new([4, 2], n_q, [16, 24], LENGTHS, 70) };
+        let missing = CacheCase { missing: true, ..case.pages_of(16) };
+        let cases = [case, case.pages_of(16), missing, case.pages_of(7), case.pages_of(1), case.pages_of(200)];
+        for (i, case) in cases.into_iter().enumerate() {
+            let forms = [
+                case,
+                CacheCase { causal: false, layout: Layout::RowsFirst, ..case },
+                CacheCase { modifiers: SINKS, layout: Layout::Gaps, ..case },
+            ];
+            // Compiling takes most of the time: not every case in every form.
+            for (j, form) in forms.into_iter().enumerate() {
+                if i < 2 || i % 3 == j {
+                    check_cache(&device, form, &Options::default());
+                }
+            }
+        }
+    }
+}
+
+/// More queries than a tile has rows, and keys of which some rows see none.
+#[test]
+fn prompts() {
+    let case = CacheCase { dtype: DType::F32, ..CacheCase::new([2, 1], 75, [16, 16], &[0, 40, 75, 150], 160) };
+    let window = Modifiers { window: Some(30), softcap: Some(2.0), alibi: true, ..Modifiers::default() };
+    let prefix = Modifiers { prefix: Some(50), sinks: true, ..Modifiers::default() };
+    for case in [case, CacheCase { modifiers: prefix, ..case }, CacheCase { modifiers: window, ..case.pages_of(32) }] {
+        check_cache(&Device::cpu(), case, &Options::default());
+    }
+}
+
+/// Splits of which some begin after an entry's last key.
+#[test]
+fn splits() {
+    let options = Options { num_splits: Some(4), ..Options::default() };
+    for modifiers in [Modifiers::default(), SINKS] {
+        let case = CacheCase::new([4, 2], 1, [16, 16], &[0, 3, 300, 900], 1000);
+        check_cache(&Device::cpu(), CacheCase { modifiers, dtype: DType::F32, ..case.pages_of(64) }, &options);
+    }
+}
+
+#[test]
+fn on_simulated_gpus() {
+    for arch in [GpuArch::Sm90a, GpuArch::Sm80] {
+        let device = Device::simulated(arch);
+        let decoding = CacheCase::new([4, 2], 1, [64, 32], &[0, 1, 130], 150);
+        check_cache(&device, decoding.pages_of(16), &Options::default());
+        check_cache(&device, CacheCase { dtype: DType::F32, ..decoding }, &Options::default());
+        let prompt = CacheCase::new([2, 1], 70, [64, 64], &[70, 133], 140);
+        check_cache(&device, prompt.pages_of(64), &Options::default());
+        let tiles = Tiles::new(64, 128, 4, 2);
+        check_cache(&device, prompt, &Options { forward_tiles: Some(tiles), ..Options::default() });
+    }
+}
+
+#[test]
+fn mistakes_say_what_is_expected() {
+    let device = Device::cpu();
+    let numbers = Buffer::<f32>::zeros(&device, 1 << 12).unwrap();
+    let (lengths, table) = (Buffer::<i32>::zeros(&device, 3).unwrap(), Buffer::<i32>::zeros(&device, 6).unwrap());
+    let tensor = |shape| Tensor::dense(numbers.view(), shape).unwrap();
+    let message = |n: usize, rows: Option<usize>, keys: [usize; 4], mask: bool| {
+        let table = rows.map(|rows| table.tensor([rows, 6 / rows]).unwrap());
+        let cache = Cache { lengths: lengths.slice(..n).unwrap(), table };
+        let mut options = Options { cache: Some(cache), ..Options::new(true) };
+        if mask {
+            options.mask = tilewright::kernels::attention::Mask::documents(lengths.view(), 1);
+        }
+        forward(&device, tensor([2, 2, 1, 16]), tensor(keys), tensor(keys), &options).err().map(|e| e.to_string())
+    };
+    let keys = [2, 2, 8, 16];
+    assert_eq!(message(2, None, keys, false), None);
+    assert_eq!(message(2, Some(2), [5, 2, 8, 16], false), None);
+    // Pages without rows, and no pages.
+    assert_eq!(message(2, Some(2), [5, 2, 0, 16], false), None);
+    assert_eq!(message(2, Some(2), [0, 2, 8, 16], false), None);
+    for (message, words) in [
+        (message(3, None, keys, false), ["`lengths`", "each of 2 batch entries", "3"]),
+        (message(2, Some(3), keys, false), ["`table`", "each of 2 batch entries", "3"]),
+        (message(2, None, [5, 2, 8, 16], false), ["`k`", "[2, 2, 8, 16]", "[5, 2, 8, 16]"]),
+        (message(2, Some(2), [5, 2, 8, 32], false), ["`k`", "[5, 2, 8, 16]", "[5, 2, 8, 32]"]),
+        (message(2, None, keys, true), ["`mask`", "packed sequences", "lengths"]),
+    ] {
+        let message = message.expect("an error");
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+    let (o, lse) = forward(&device, tensor(keys), tensor(keys), tensor(keys), &Options::default()).unwrap();
+    let [q, k, v] = [keys; 3].map(tensor);
+    let saved = tilewright::kernels::attention::Saved { q, k, v, o: o.tensor(keys).unwrap(), lse: lse.view(), d_o: q };
+    let cache = Cache { lengths: lengths.slice(..2).unwrap(), table: None };
+    let error = backward(&device, saved, &Options { cache: Some(cache), ..Options::default() }).err().unwrap();
+    assert!(error.to_string().contains("no backward pass"), "{error}");
+}
