@@ -86,6 +86,20 @@ fn every_kernel_over_rows_is_checked_and_timed() {
 }
 
 #[test]
+fn decoding_is_checked_and_timed_in_pages_and_without() {
+    let shape = ["decode", "--batch", "2", "--heads", "6", "--heads-kv", "2", "--n-q", "2", "--n-k", "40", "--d", "16"];
+    let (_, rows) = rows("decode", &[&shape[..], &["--page", "0,7"]].concat());
+    assert_timed(&rows);
+    assert_eq!(kernels(&rows), ["attention_decode"; 2]);
+    for (row, case) in rows.iter().zip(["2 key/value heads, rows", "2 key/value heads, pages of 7"]) {
+        assert_eq!((&row["case"], &row["shape"]), (&Value::from(case), &serde_json::json!([2, 6, 2, 40, 16])));
+        assert!(row["error"].as_f64().is_some_and(|error| error < 1e-5) && row["gbps"].is_f64(), "{row}");
+    }
+    let refused = bench(&["decode", "--heads", "6", "--heads-kv", "4"]);
+    assert!(refused.status.code() == Some(2) && text(&refused.stderr).contains("divide --heads"));
+}
+
+#[test]
 fn launches_and_copies_are_timed() {
     let (_, launch) = rows("launch", &["launch", "--rounds", "3", "--launches", "5"]);
     assert_timed(&launch);

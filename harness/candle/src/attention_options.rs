@@ -119,11 +119,9 @@ impl AttentionOptions {
                 return Err(bad_argument("flash_attention", name, "a contiguous tensor", found));
             }
         }
-        if let Some(slopes) = &self.alibi_slopes {
-            if slopes.track_op() && grad_enabled() {
-                let expected = "slopes, which have no gradient: pass slopes.detach(),";
-                return Err(bad_argument("flash_attention", "alibi_slopes", expected, "a variable or a result of one"));
-            }
+        if self.alibi_slopes.as_ref().is_some_and(|slopes| slopes.track_op() && grad_enabled()) {
+            let expected = "slopes, which have no gradient: pass slopes.detach(),";
+            return Err(bad_argument("flash_attention", "alibi_slopes", expected, "a variable or a result of one"));
         }
         if let Some(KeyCache { lengths, table }) = &self.cache {
             for (name, numbers, rank) in [("lengths", Some(lengths), 1), ("table", table.as_ref(), 2)] {
