@@ -82,7 +82,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 1]
-    #[heuristic(heads / heads_kv.max(1))]
+    #[heuristic((heads / heads_kv.max(1)).max(1))]
     group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]
@@ -295,7 +295,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr] q_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 1]
-    #[heuristic(heads / heads_kv.max(1))]
+    #[heuristic((heads / heads_kv.max(1)).max(1))]
     group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]

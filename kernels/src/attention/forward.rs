@@ -99,7 +99,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = false] persistent: bool,
     #[constexpr = 1] pack: usize,
     #[constexpr = 1]
-    #[heuristic(heads / heads_kv.max(1))]
+    #[heuristic((heads / heads_kv.max(1)).max(1))]
     group: usize,
     #[constexpr = false] causal: bool,
     #[constexpr = false]

@@ -151,7 +151,7 @@ impl Problem {
 
     /// Calls `f` for every (batch, head, row), with the index of the row among all rows, the head and the row, and offsets.
     fn for_each_row(&self, mut f: impl FnMut(usize, [usize; 2], Offsets)) {
-        let group = self.heads_q / self.heads_kv;
+        let group = self.heads_q / self.heads_kv.max(1);
         for batch in 0..self.batch {
             for head in 0..self.heads_q {
                 let keys = (batch * self.heads_kv + head / group) * self.n_k;

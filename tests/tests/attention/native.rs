@@ -110,6 +110,9 @@ fn empty_tensors() {
     check(&Device::cpu(), Case::new(20, 0, 16).dtype(DType::F32), &Options::default());
     check(&Device::cpu(), Case::new(0, 20, 16).dtype(DType::F32), &Options::default());
     check(&Device::cpu(), Case::new(20, 20, 16).heads(0, 1, 1).dtype(DType::F32), &Options::default());
+    check(&Device::cpu(), Case::new(0, 20, 16).modifiers(SINKS).dtype(DType::F32), &Options::default());
+    check(&Device::cpu(), Case::new(20, 20, 16).heads(0, 1, 1).modifiers(SINKS).dtype(DType::F32), &Options::default());
+    check(&Device::cpu(), Case::new(20, 20, 16).heads(1, 0, 0).modifiers(SINKS).dtype(DType::F32), &Options::default());
 }
 
 /// The functions that allocate their outputs, on dense tensors.
