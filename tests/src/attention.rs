@@ -247,16 +247,16 @@ pub fn check(device: &Device, case: Case, options: &Options) {
     }
 }
 
-pub fn array(list: &[usize]) -> [usize; 4] {
+fn array(list: &[usize]) -> [usize; 4] {
     list.try_into().expect("four dimensions")
 }
 
-fn input<'a, T: FloatElement>(buffer: &'a Buffer<T>, like: &HostTensor) -> Tensor<'a, T> {
+pub(crate) fn input<'a, T: FloatElement>(buffer: &'a Buffer<T>, like: &HostTensor) -> Tensor<'a, T> {
     let strides = array(&like.strides).map(|s| s as i64);
     Tensor::strided(buffer.view(), array(&like.shape), strides).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn output<'a, T: FloatElement>(buffer: &'a mut Buffer<T>, like: &HostTensor) -> TensorMut<'a, T> {
+pub(crate) fn output<'a, T: FloatElement>(buffer: &'a mut Buffer<T>, like: &HostTensor) -> TensorMut<'a, T> {
     let strides = array(&like.strides).map(|s| s as i64);
     TensorMut::strided(buffer.view_mut(), array(&like.shape), strides).unwrap_or_else(|e| panic!("{e}"))
 }

@@ -1,11 +1,11 @@
 //! Attention of a cache of keys and values against its definition. What is no key is NaN, so that a result that depends on it is too.
 
-use crate::attention::{Layout, array};
+use crate::attention::{Layout, input, output};
 use crate::numerics::{HostTensor, Random, relative_error, tolerance};
 use half::{bf16, f16};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::attention::reference::{self, ModifierTensors, Modifiers, Problem};
-use tilewright::kernels::attention::{self, Cache, Options, Tensor, TensorMut};
+use tilewright::kernels::attention::{self, Cache, Options};
 use tilewright::kernels::{FloatElement, Tensor as AnyTensor};
 use tilewright::prelude::{Buffer, Device};
 
@@ -166,10 +166,6 @@ fn check_typed<T: FloatElement>(device: &Device, case: CacheCase, options: &Opti
     let (mask, score, sinks) = (tensors.mask(), tensors.score(), tensors.sinks());
     let options = Options { causal, mask, score, sinks, cache: Some(cache), ..options.clone() };
     let buffers = [&q, &poisoned[0], &poisoned[1]].map(|tensor| tensor.upload::<T>(device));
-    let input = |buffer, like: &HostTensor| -> Tensor<'_, T> {
-        let strides = array(&like.strides).map(|stride| stride as i64);
-        Tensor::strided(Buffer::view(buffer), array(&like.shape), strides).unwrap_or_else(|e| fail(e))
-    };
     let [q, k, v] = [(0, &q), (1, &poisoned[0]), (2, &poisoned[1])].map(|(i, like)| input(&buffers[i], like));
     let o_shape = [batch, heads, n_q, d_v];
     let mut found = HostTensor::poisoned(dtype, &o_shape, &layout.strides(o_shape));
@@ -177,8 +173,7 @@ fn check_typed<T: FloatElement>(device: &Device, case: CacheCase, options: &Opti
         (found.upload::<T>(device), Buffer::<f32>::poisoned(device, want.1.len()).unwrap_or_else(|e| fail(e)));
     let needed = attention::forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), &options);
     let mut workspace = Buffer::<f32>::poisoned(device, needed).unwrap_or_else(|e| fail(e));
-    let strides = array(&found.strides).map(|stride| stride as i64);
-    let target = TensorMut::strided(o.view_mut(), o_shape, strides).unwrap_or_else(|e| fail(e));
+    let target = output(&mut o, &found);
     attention::forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), &options)
         .unwrap_or_else(|e| fail(e));
     found.download(&o);

@@ -19,8 +19,8 @@ use crate::rope::Rope;
 /// With a cache ([`KeyCache`](crate::KeyCache)) there are no gradients.
 ///
 /// # Errors
-/// Shapes that do not match, a head dimension above 256, a cache beside variables outside of [`no_grad`](crate::no_grad), a scale or a softcap that is not positive, packed sequences with
-/// other lengths than the tensors.
+/// Shapes that do not match, a head dimension above 256, a cache beside variables outside of [`no_grad`](crate::no_grad), a scale or
+/// a softcap that is not positive, packed sequences with other lengths than the tensors.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
     let _span = span("attention");
     for (name, x) in [("q", q), ("k", k), ("v", v)] {

@@ -41,9 +41,10 @@ impl Problem<'_> {
     }
 }
 
-/// Launches one of the three kernels with tiles, with the arguments that they share, and with its own.
+/// Launches one of the three kernels with tiles, with the arguments that they share, and with its own. `tiles` are those of
+/// [`Problem::given_tiles`].
 macro_rules! launch {
-    ($kernel:ident, $pass:expr, $p:expr, $split:expr, $inputs:expr, { $($own:tt)* }) => {{
+    ($kernel:ident, $tiles:expr, $p:expr, $split:expr, $inputs:expr, { $($own:tt)* }) => {{
         let (p, options, [q, k, v]) = ($p, $p.options, $inputs);
         let mut args = $kernel {
             q: &q,
@@ -63,7 +64,7 @@ macro_rules! launch {
             score: options.score.function,
             $($own)*
         };
-        match p.given_tiles::<T>($pass, $split, q.shape()[2])? {
+        match $tiles {
             None => args.launch_tuned_with(p.device, &options.base_config()),
             Some(tiles) => {
                 args.set_configuration(&tiles.config())?;
@@ -89,7 +90,7 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
     let given = p.given_tiles::<T>(Pass::Forward, split, n_q)?;
     let may_persist = given.map_or(tuned_may, |tiles| tiles.persistent);
     with_counters(p, usize::from(may_persist), |tiles_taken| {
-        launch!(FlashAttentionFwd, Pass::Forward, p, split, inputs, {
+        launch!(FlashAttentionFwd, given, p, split, inputs, {
             o,
             lse,
             sinks: p.options.sinks.as_ref().map(|sinks| sinks as _),
@@ -150,9 +151,10 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
     let [batch, heads, n_q, _] = q.shape();
     let ordered = p.form == Backward::Ordered;
+    let given = p.given_tiles::<T>(Pass::Dkdv, split, n_q)?;
     let count = if ordered { batch * heads * n_q.next_multiple_of(DQ_SUM_ROWS) / 16 } else { 0 };
     with_counters(p, count, |counters| {
-        launch!(FlashAttentionBwdDkdv, Pass::Dkdv, p, split, [q, k, v], {
+        launch!(FlashAttentionBwdDkdv, given, p, split, [q, k, v], {
             d_o, lse2, delta, dk, dv, dq_sum, counters, one_pass: p.is_one_pass(), ordered,
             lanes_first: adds_lanes_first(&p.device.target()),
         })
@@ -168,5 +170,6 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
     split: KvSplit,
 ) -> Result<()> {
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
-    launch!(FlashAttentionBwdDq, Pass::Dq, p, split, [q, k, v], { d_o, lse2, delta, dq, })
+    let given = p.given_tiles::<T>(Pass::Dq, split, q.shape()[2])?;
+    launch!(FlashAttentionBwdDq, given, p, split, [q, k, v], { d_o, lse2, delta, dq, })
 }

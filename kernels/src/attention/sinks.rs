@@ -82,9 +82,6 @@ pub fn sink_gradients_into<T: FloatElement>(
     for (name, len) in [("sinks", sinks.len()), ("d_sinks", d_sinks.len())] {
         expect(len == heads, name, format_args!("a score for each of {heads} heads"), format_args!("{len} scores"))?;
     }
-    if heads == 0 {
-        return Ok(());
-    }
     let partials = batch * n_q.div_ceil(ROW_TILE);
     let mut sums = Buffer::uninit(device, partials * heads)?;
     let mut target = sums.tensor_mut([partials, heads])?;

@@ -13,9 +13,14 @@ from ._registration import kernel, Op
 from ._shared import autocast_to_narrow, expect_numbers, expect_tensors, heads_like, precision_code
 
 
+def _results_like(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Tensors like o and lse."""
+    return heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
 _attention_forward = kernel(
     "attention_forward(Tensor q, Tensor k, Tensor v, bool causal, float scale, int precision) -> (Tensor, Tensor)",
-    lambda q, k, v, *_: (heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    _results_like,
 )
 _attention_backward = Op(
     "attention_backward",
@@ -51,8 +56,9 @@ _document_ranges = kernel(
 # The lists have one tensor or none.
 _modified_attention_forward = kernel(
     "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] sinks, Tensor[] ranges,"
-    " bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
-    lambda q, k, v, *_: (heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    " Tensor[] cache_seqlens, Tensor[] block_table, bool causal, float scale, int precision, int window, int prefix,"
+    " float softcap) -> (Tensor, Tensor)",
+    _results_like,
 )
 _modified_attention_backward = Op(
     "modified_attention_backward",
@@ -66,12 +72,6 @@ _modified_attention_backward = Op(
 )
 
 
-_cached_attention_forward = kernel(
-    "cached_attention_forward(Tensor q, Tensor k, Tensor v, Tensor cache_seqlens, Tensor[] block_table,"
-    " Tensor[] alibi_slopes, Tensor[] sinks, Tensor[] ranges, bool causal, float scale, int precision, int window,"
-    " int prefix, float softcap) -> (Tensor, Tensor)",
-    lambda q, k, v, *_: (heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)),
-)
 _sink_gradients = Op(
     "sink_gradients",
     kernel(
@@ -95,8 +95,8 @@ def _cached_attention(
     sinks: Tensor | None,
     *numbers: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists = _list(block_table), _list(alibi_slopes), _list(sinks), _list(None)
-    return _cached_attention_forward(q, k, v, cache_seqlens, *lists, *numbers)
+    lists = _list(alibi_slopes), _list(sinks), [], [cache_seqlens], _list(block_table)
+    return _modified_attention_forward(q, k, v, *lists, *numbers)
 
 
 _cached_attention_op = Op(
@@ -119,7 +119,7 @@ def _modified_attention(
     _: bool,
     *modifiers: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists = _list(alibi_slopes), _list(sinks), _list(ranges)
+    lists = _list(alibi_slopes), _list(sinks), _list(ranges), [], []
     return _modified_attention_forward(q, k, v, *lists, causal, scale, precision, *modifiers)
 
 

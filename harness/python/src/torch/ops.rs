@@ -44,7 +44,6 @@ macro_rules! kernels {
 kernels! {
     attention_forward attention_backward
     modified_attention_forward modified_attention_backward document_ranges sink_gradients
-    cached_attention_forward
     rms_norm_forward rms_norm_backward
     layer_norm_forward layer_norm_backward
     softmax_forward softmax_backward
@@ -107,17 +106,6 @@ fn document_ranges(arguments: &mut Arguments) -> PyResult<Results> {
     Ok(smallvec![ranges])
 }
 
-fn cached_attention_forward(arguments: &mut Arguments) -> PyResult<Results> {
-    let [q, k, v, lengths] = arguments.tensors();
-    let table = arguments.list().pop();
-    let arrays = ModifierArrays::of(arguments, true)?;
-    let options = dense_options(arguments)?;
-    let lengths = Array::of_handle("cache_seqlens", lengths)?;
-    let table = table.map(|table| Array::of_handle("block_table", table)).transpose()?;
-    let (cache_seqlens, block_table) = (Some(&lengths), table.as_ref());
-    forward([q, k, v], options, Modifiers { cache_seqlens, block_table, ..arrays.modifiers(arguments) })
-}
-
 fn sink_gradients(arguments: &mut Arguments) -> PyResult<Results> {
     let [o, lse, d_o, sinks] = arguments.tensors();
     let (o, lse, d_o) = (Array::of_handle("o", o)?, Array::of_handle("lse", lse)?, unit_stride("d_o", d_o)?);
@@ -139,18 +127,25 @@ struct ModifierArrays {
     alibi_slopes: Option<Array>,
     sinks: Option<Array>,
     ranges: Option<Array>,
+    cache_seqlens: Option<Array>,
+    block_table: Option<Array>,
 }
 
 impl ModifierArrays {
-    /// Reads lists of one tensor or none.
-    fn of(arguments: &mut Arguments, with_sinks: bool) -> PyResult<ModifierArrays> {
+    /// Reads lists of one tensor or none: the backward pass has no sinks and no cache.
+    fn of(arguments: &mut Arguments, forward: bool) -> PyResult<ModifierArrays> {
         // All are taken before any can be refused.
-        let slopes = arguments.list().pop();
-        let sinks = if with_sinks { arguments.list().pop() } else { None };
-        let ranges = arguments.list().pop();
+        let mut list = |is_there: bool| if is_there { arguments.list().pop() } else { None };
+        let (slopes, sinks, ranges) = (list(true), list(forward), list(true));
+        let (lengths, table) = (list(forward), list(forward));
         let read = |name, handle: Option<Handle>| handle.map(|handle| Array::of_handle(name, handle)).transpose();
-        let (alibi_slopes, sinks) = (read("alibi_slopes", slopes)?, read("sinks", sinks)?);
-        Ok(ModifierArrays { alibi_slopes, sinks, ranges: read("ranges", ranges)? })
+        Ok(ModifierArrays {
+            alibi_slopes: read("alibi_slopes", slopes)?,
+            sinks: read("sinks", sinks)?,
+            ranges: read("ranges", ranges)?,
+            cache_seqlens: read("cache_seqlens", lengths)?,
+            block_table: read("block_table", table)?,
+        })
     }
 
     /// Reads the numbers, of which a negative window or prefix and a softcap of 0 mean none.
@@ -159,7 +154,8 @@ impl ModifierArrays {
         let (window, prefix) = (length(), length());
         let softcap = Some(arguments.float()).filter(|&cap| cap != 0.0);
         let (alibi_slopes, sinks, ranges) = (self.alibi_slopes.as_ref(), self.sinks.as_ref(), self.ranges.as_ref());
-        Modifiers { window, prefix, softcap, alibi_slopes, sinks, ranges, ..Modifiers::default() }
+        let (cache_seqlens, block_table) = (self.cache_seqlens.as_ref(), self.block_table.as_ref());
+        Modifiers { window, prefix, softcap, alibi_slopes, sinks, ranges, cache_seqlens, block_table }
     }
 }
 
