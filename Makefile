@@ -1,7 +1,7 @@
 # Entry points for developers and CI. The work is done by cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test-mpi test-packages test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test book book-pictures
+.PHONY: help setup test-mpi test-packages test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test torch-test book book-pictures
 
 # The ptxas that tests use: TILEWRIGHT_PTXAS if set, else the one that `make cuda-tools` downloads.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -19,6 +19,7 @@ help:
 	@echo 'make torture   inject a fault at a random moment into each of 200 training runs, and compare results with undisturbed runs'
 	@echo 'make wheel     build build/wheel: the Python package (docs/python.md)'
 	@echo 'make wheel-test  build the Python package without optimization, and run its tests with NumPy on the CPU'
+	@echo 'make torch-test  the same with PyTorch, which pip downloads (several GB), and the tests of tilewright.torch'
 	@echo 'make lint      check formatting, lints and documentation'
 	@echo 'make fuzz      fuzz the parser and the compiler for a minute each (needs nightly Rust and cargo-fuzz)'
 	@echo 'make gpu-test  build build/gpu-test.xz: the GPU tests as one file, to copy to a GPU machine'
@@ -76,6 +77,10 @@ wheel: setup
 wheel-test: setup
 	$(if $(WHEEL),,scripts/wheel.sh build dev)
 	scripts/wheel.sh test $(or $(WHEEL),build/wheel-dev/*.whl)
+
+torch-test: setup
+	$(if $(WHEEL),,scripts/wheel.sh build dev)
+	scripts/wheel.sh torch $(or $(WHEEL),build/wheel-dev/*.whl)
 
 # Installs mdbook into build/mdbook if it is not on PATH.
 book:

@@ -3,6 +3,7 @@
 #
 # wheel.sh build [PROFILE]  builds the wheel with cargo's profile (release by default): build/wheel, or build/wheel-PROFILE
 # wheel.sh test WHEEL       installs the wheel in a virtual environment with NumPy and runs its tests on the CPU
+# wheel.sh torch WHEEL      the same with PyTorch, several GB, on which the tests of tilewright.torch run too; on a GPU if there is one
 #
 # Needs python3 with the venv module, which is installed if it is missing and apt-get works; pip downloads the rest.
 set -euo pipefail
@@ -53,8 +54,13 @@ case ${1:-} in
         build/wheel-test/bin/python -m pytest -q harness/python/tests
         scripts/third_party_licenses.py --check
         ;;
+    torch)
+        make_venv build/torch-test numpy ml_dtypes pytest torch
+        build/torch-test/bin/pip install -q --force-reinstall --no-deps "$2"
+        build/torch-test/bin/python -m pytest -q harness/python/tests
+        ;;
     *)
-        sed -n '2,7p' "$0" >&2
+        sed -n '2,8p' "$0" >&2
         exit 2
         ;;
 esac

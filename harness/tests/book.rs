@@ -86,7 +86,7 @@ fn shown() -> Vec<Shown> {
         matmul((128, 64, 8), 4, true, &[("matmul-producer", "timeline-1")]),
         Shown {
             def: &FLASH_ATTENTION_FWD,
-            dtypes: vec![DType::BF16, DType::BF16],
+            dtypes: vec![DType::BF16; 3],
             constants: tiles,
             options: attention,
             files: &[("attention-timeline", "timeline-1"), ("attention-shared-memory", "shared-memory")],

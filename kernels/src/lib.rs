@@ -92,6 +92,8 @@ pub static KERNELS: &[&KernelDef] = &[
     &attention::backward::FLASH_ATTENTION_BWD_DQ,
     &attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS,
     &attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS,
+    &attention::relative::FLASH_ATTENTION_BWD_RELATIVE,
+    &attention::relative::FLASH_ATTENTION_BWD_RELATIVE_SUM,
     &attention::sinks::FLASH_ATTENTION_BWD_SINKS,
     &attention::forward::FLASH_ATTENTION_FWD,
     &attention::split_kv::FLASH_ATTENTION_FWD_COMBINE,

@@ -11,7 +11,7 @@
 
 use crate::column_sum;
 use crate::row_loop::{RowLoop, default_row_loop};
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent, warps};
 use tilewright_codegen::target::Target;
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -94,7 +94,7 @@ fn default_forward(problem: &Problem) -> Config {
     if bytes < 4096 || matches!(problem.target, Target::Host(_)) {
         return default_row_tiles(problem).set("reread", false);
     }
-    let num_warps = ((bytes / 1024) as u32).clamp(4, 16);
+    let num_warps = warps(bytes / 1024);
     Config::default().set("rows_tile", 1_usize).set("reread", true).num_warps(num_warps)
 }
 

@@ -4,6 +4,7 @@
 //! [`column_sum`](crate::column_sum). The rows of a program do not depend on `rows_tile`: the autotuner can compare the
 //! outputs of all configurations.
 
+use crate::tensor::{floor_power_of_two, warps};
 use tilewright_codegen::target::Target;
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -57,8 +58,8 @@ pub(crate) fn default_row_loop(problem: &Problem) -> Config {
     /// Largest number of matrices that a kernel with a row loop reads.
     const INPUT_MATRICES: usize = 2;
     let size = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
-    let rows_tile = (ELEMENTS / size("d_tile")).clamp(1, size("rows").next_power_of_two());
-    let num_warps = ((rows_tile * size("d_tile") / 512) as u32).clamp(4, 16);
+    let rows_tile = floor_power_of_two(ELEMENTS / size("d_tile")).min(size("rows").next_power_of_two());
+    let num_warps = warps(rows_tile * size("d_tile") / 512);
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     let stages = match problem.target {
         Target::Nvptx(arch) => arch.max_shared_bytes() as usize / (INPUT_MATRICES * rows_tile * size("d_tile") * bytes),

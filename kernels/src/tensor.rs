@@ -64,9 +64,9 @@ impl RowTiles {
         /// Programs that fill a large GPU several times.
         const PROGRAMS: usize = 512;
         let d_tile = d.max(1).next_power_of_two().max(16).min(max_d.max(1));
-        let rows_tile = (ELEMENTS / d_tile).min((rows / PROGRAMS).max(1).next_power_of_two()).max(1);
+        let rows_tile = floor_power_of_two(ELEMENTS / d_tile).min((rows / PROGRAMS).max(1).next_power_of_two());
         // 32 elements per thread leave registers for the results.
-        let num_warps = ((rows_tile * d_tile / 1024) as u32).clamp(4, 16);
+        let num_warps = warps(rows_tile * d_tile / 1024);
         RowTiles { rows_tile, d_tile, num_warps }
     }
 
@@ -80,6 +80,16 @@ impl RowTiles {
     }
 }
 
+/// The largest power of two up to `n`, at least 1: tiles may have other widths.
+pub(crate) fn floor_power_of_two(n: usize) -> usize {
+    1 << n.max(1).ilog2()
+}
+
+/// About `n` warps, from 4 to 16.
+pub(crate) fn warps(n: usize) -> u32 {
+    floor_power_of_two(n.clamp(4, 16)) as u32
+}
+
 /// The configuration of [`RowTiles`], where no tuning entry applies. The key has `d_tile`, the width of a whole row,
 /// and `rows`.
 pub(crate) fn default_row_tiles(problem: &Problem) -> Config {
@@ -91,6 +101,18 @@ pub(crate) fn default_row_tiles(problem: &Problem) -> Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Tiles that are no powers of two have defaults that a launch takes.
+    #[test]
+    fn defaults_of_any_width() {
+        for d_tile in [1, 96, 1000, 1536, 5120, 65535] {
+            for rows in [1, 1000, 1 << 20] {
+                let tiles = RowTiles::new(rows, d_tile, d_tile);
+                assert!(tiles.num_warps.is_power_of_two() && (4..=16).contains(&tiles.num_warps), "{tiles:?}");
+                assert!(tiles.rows_tile.is_power_of_two(), "{tiles:?}");
+            }
+        }
+    }
 
     #[test]
     fn tiles_fit_their_rows() {

@@ -7,11 +7,21 @@ use tilewright::codegen::ir::DType;
 use tilewright::kernels::FloatElement;
 use tilewright::kernels::attention::reference::{self, Gradients, ModifierTensors, Modifiers, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
-use tilewright::prelude::{Buffer, Device};
+use tilewright::prelude::{Buffer, Device, Element};
 
 /// A score that each row has beside its keys.
-pub const SINKS: Modifiers =
-    Modifiers { window: None, prefix: None, documents: None, softcap: None, alibi: false, sinks: true };
+pub const SINKS: Modifiers = Modifiers {
+    window: None,
+    prefix: None,
+    documents: None,
+    softcap: None,
+    alibi: false,
+    relative: false,
+    sinks: true,
+};
+
+/// A bias for each distance of a key.
+pub const RELATIVE: Modifiers = Modifiers { relative: true, sinks: false, ..SINKS };
 
 /// The memory layout of the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -251,7 +261,7 @@ fn array(list: &[usize]) -> [usize; 4] {
     list.try_into().expect("four dimensions")
 }
 
-pub(crate) fn input<'a, T: FloatElement>(buffer: &'a Buffer<T>, like: &HostTensor) -> Tensor<'a, T> {
+pub(crate) fn input<'a, T: Element>(buffer: &'a Buffer<T>, like: &HostTensor) -> Tensor<'a, T> {
     let strides = array(&like.strides).map(|s| s as i64);
     Tensor::strided(buffer.view(), array(&like.shape), strides).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -298,6 +308,13 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
         let d_sinks: Vec<f64> = d_sinks.into_iter().map(f64::from).collect();
         let found = HostTensor::of(DType::F32, &[d_sinks.len()], &[1], &d_sinks);
         case.check_sinks(&found, &o, &inputs, &expected);
+    }
+    if case.problem.modifiers.relative {
+        let gradient = attention::relative_bias_gradient(device, saved, &options);
+        let gradient = gradient.and_then(|x| x.to_vec()).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let gradient: Vec<f64> = gradient.into_iter().map(f64::from).collect();
+        let found = HostTensor::of(DType::F32, &[gradient.len()], &[1], &gradient);
+        case.check("the gradient of the relative bias", &found, &expected.gradients.d_relative);
     }
     let mut ordered: Option<HostTensor> = None;
     for backward in [Backward::TwoPass, Backward::OnePass, Backward::Ordered, Backward::Ordered] {

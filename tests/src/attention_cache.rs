@@ -7,7 +7,7 @@ use tilewright::codegen::ir::DType;
 use tilewright::kernels::attention::reference::{self, ModifierTensors, Modifiers, Problem};
 use tilewright::kernels::attention::{self, Cache, Options};
 use tilewright::kernels::{FloatElement, Tensor as AnyTensor};
-use tilewright::prelude::{Buffer, Device};
+use tilewright::prelude::{Buffer, Device, Dtype, Element, F8E4M3, F8E5M2};
 
 /// Queries of some batch entries, and a cache with their keys.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,8 @@ pub struct CacheCase {
     pub causal: bool,
     pub modifiers: Modifiers,
     pub dtype: DType,
+    /// Element type of the cache, if it is another one; it has scales then.
+    pub cache_dtype: Option<DType>,
     /// The memory of the cache and of the queries.
     pub layout: Layout,
 }
@@ -47,6 +49,7 @@ impl CacheCase {
             causal: true,
             modifiers,
             dtype,
+            cache_dtype: None,
             layout: Layout::Dense,
         }
     }
@@ -77,33 +80,50 @@ impl CacheCase {
     }
 
     fn keys(&self, length: i32) -> usize {
-        let room = self.page.map_or(self.most, |page| self.pages(page)[0] * page);
-        usize::try_from(length).unwrap_or(0).min(room)
+        usize::try_from(length).unwrap_or(0).min(self.room())
+    }
+
+    /// Keys of an entry, at most.
+    fn room(&self) -> usize {
+        self.page.map_or(self.most, |page| self.pages(page)[0] * page)
     }
 }
 
 /// Checks O and L of the forward pass.
 pub fn check_cache(device: &Device, case: CacheCase, options: &Options) {
     match case.dtype {
-        DType::BF16 => check_typed::<bf16>(device, case, options),
-        DType::F16 => check_typed::<f16>(device, case, options),
-        DType::F32 => check_typed::<f32>(device, case, options),
+        DType::BF16 => check_queries::<bf16>(device, case, options),
+        DType::F16 => check_queries::<f16>(device, case, options),
+        DType::F32 => check_queries::<f32>(device, case, options),
         other => panic!("attention does not compute in {other}"),
     }
 }
 
-fn check_typed<T: FloatElement>(device: &Device, case: CacheCase, options: &Options) {
+fn check_queries<T: FloatElement>(device: &Device, case: CacheCase, options: &Options) {
+    match case.cache_dtype {
+        None => check_typed::<T, T>(device, case, options),
+        Some(DType::F8E4M3) => check_typed::<T, F8E4M3>(device, case, options),
+        Some(DType::F8E5M2) => check_typed::<T, F8E5M2>(device, case, options),
+        Some(other) => panic!("a cache has no elements of type {other}"),
+    }
+}
+
+fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: CacheCase, options: &Options) {
     let CacheCase { heads: [heads, heads_kv], n_q, d: [d, d_v], lengths, most, page, causal, dtype, layout, .. } = case;
     let batch = lengths.len();
     let mut random = Random::new(11);
-    let mut tensor = |shape: [usize; 4]| {
+    let mut tensor = |dtype: DType, shape: [usize; 4]| {
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.number() * 3f64.sqrt()).collect();
         HostTensor::of(dtype, &shape, &layout.strides(shape), &values)
     };
-    let q = tensor([batch, heads, n_q, d]);
+    let stored = case.cache_dtype.unwrap_or(dtype);
+    let q = tensor(dtype, [batch, heads, n_q, d]);
     let (entries, rows) = page.map_or((batch, most), |page| (case.pages(page)[1], page));
     // Numbers everywhere first, as the reference reads them.
-    let cache = [d, d_v].map(|d| tensor([entries, heads_kv, rows, d]));
+    let cache = [d, d_v].map(|d| tensor(stored, [entries, heads_kv, rows, d]));
+    let scales = [0.0, -0.6].map(|first| (0..heads_kv).map(|head| first + 0.3 * head as f32).collect::<Vec<f32>>());
+    let scale_of =
+        |side: usize, head: usize| if case.cache_dtype.is_some() { f64::from(scales[side][head]) } else { 1.0 };
     let values = cache.each_ref().map(HostTensor::values);
     let mut is_key = vec![false; entries * rows];
     let mut want = (Vec::new(), Vec::new());
@@ -124,7 +144,7 @@ fn check_typed<T: FloatElement>(device: &Device, case: CacheCase, options: &Opti
                     let (at, row) = place(key);
                     let first = ((at * heads_kv + head) * rows + row) * d;
                     let numbers = &values[side][first..first + d];
-                    dense.extend(numbers.iter().map(|x| if is_missing(key) { 0.0 } else { *x }));
+                    dense.extend(numbers.iter().map(|x| if is_missing(key) { 0.0 } else { *x * scale_of(side, head) }));
                 }
             }
             dense
@@ -142,7 +162,7 @@ fn check_typed<T: FloatElement>(device: &Device, case: CacheCase, options: &Opti
         let at = |i: usize| (i / (heads_kv * rows * d)) * rows + i / d % rows;
         let numbers: Vec<f64> =
             values[side].iter().enumerate().map(|(i, &x)| if is_key[at(i)] { x } else { f64::NAN }).collect();
-        HostTensor::of(dtype, &shape, &layout.strides(shape), &numbers)
+        HostTensor::of(stored, &shape, &layout.strides(shape), &numbers)
     });
 
     let table: Option<(Vec<i32>, usize)> = page.map(|page| {
@@ -161,12 +181,17 @@ fn check_typed<T: FloatElement>(device: &Device, case: CacheCase, options: &Opti
     let table = table.map(|(table, columns)| (Buffer::from_slice(device, &table).unwrap_or_else(|e| fail(e)), columns));
     let lengths = Buffer::from_slice(device, lengths).unwrap_or_else(|e| fail(e));
     let table = table.as_ref().map(|(table, columns)| AnyTensor::dense(table.view(), [batch, *columns]));
-    let cache = Cache { lengths: lengths.view(), table: table.transpose().unwrap_or_else(|e| fail(e)) };
-    let tensors = ModifierTensors::new(device, &case.problem(most)).unwrap_or_else(|e| fail(e));
+    let table = table.transpose().unwrap_or_else(|e| fail(e));
+    let scales = scales.map(|scales| Buffer::from_slice(device, &scales).unwrap_or_else(|e| fail(e)));
+    let descale = case.cache_dtype.map(|_| scales.each_ref().map(Buffer::view));
+    let cache = Cache { table, descale, ..Cache::new(lengths.view()) };
+    let tensors = ModifierTensors::new(device, &case.problem(case.room())).unwrap_or_else(|e| fail(e));
     let (mask, score, sinks) = (tensors.mask(), tensors.score(), tensors.sinks());
     let options = Options { causal, mask, score, sinks, cache: Some(cache), ..options.clone() };
-    let buffers = [&q, &poisoned[0], &poisoned[1]].map(|tensor| tensor.upload::<T>(device));
-    let [q, k, v] = [(0, &q), (1, &poisoned[0]), (2, &poisoned[1])].map(|(i, like)| input(&buffers[i], like));
+    let queries = q.upload::<T>(device);
+    let buffers = poisoned.each_ref().map(|tensor| tensor.upload::<C>(device));
+    let q = input(&queries, &q);
+    let [k, v] = [0, 1].map(|side: usize| input(&buffers[side], &poisoned[side]));
     let o_shape = [batch, heads, n_q, d_v];
     let mut found = HostTensor::poisoned(dtype, &o_shape, &layout.strides(o_shape));
     let (mut o, mut lse) =

@@ -183,12 +183,18 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS) {
         let consts = consts! { d = 64usize, d_tile = 64usize, d_v = 64usize, d_v_tile = 64usize, q_tile = 64usize };
         return (consts.to_vec(), options(4, 1));
+    } else if is(&attention::relative::FLASH_ATTENTION_BWD_RELATIVE) {
+        let consts = consts! { d = 64usize, d_tile = 64usize, d_v = 64usize, d_v_tile = 64usize, tile = 64usize };
+        return (consts.to_vec(), options(4, 2));
+    } else if is(&attention::relative::FLASH_ATTENTION_BWD_RELATIVE_SUM) {
+        return (consts! { tile = 64usize }.to_vec(), options(4, 1));
     } else if is(&attention::sinks::FLASH_ATTENTION_BWD_SINKS) {
         return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), options(4, 1));
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS) {
         return (consts! { d = 64usize, d_tile = 64usize, row_tile = 64usize }.to_vec(), options(4, 1));
     } else if is(&attention::split_kv::FLASH_ATTENTION_FWD_COMBINE) {
-        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), options(4, 1));
+        let consts = consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize, split_tile = 4usize };
+        return (consts.to_vec(), options(4, 1));
     } else {
         panic!("`{}` is in KERNELS: give it a configuration in tests/src/configurations.rs", def.name);
     };

@@ -213,3 +213,30 @@ pub fn chosen_matmul<T: Float>(
     }
     store(c + (arange(0, m_tile).expand_dims(1) * n_tile + arange(0, n_tile).expand_dims(0)), acc);
 }
+
+/// `c = a · b` for a [m_tile, k] and b [k, n_tile], or with `transposed` [n_tile, k], all row-major. Elements of b become those of a.
+#[kernel]
+pub fn widened_matmul<T: Float, B: Dtype>(
+    a: In<T>,
+    b: In<B>,
+    c: Out<f32>,
+    k: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr] transposed: bool,
+) {
+    let (rows, columns) = (arange(0, m_tile).expand_dims(1), arange(0, n_tile));
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    for l in range(0, k / k_tile) {
+        let offs_k = l * k_tile + arange(0, k_tile);
+        let at = load(a + (rows * k + offs_k.expand_dims(0)));
+        let bt = if transposed {
+            load(b + (columns.expand_dims(1) * k + offs_k.expand_dims(0))).to::<T>().trans()
+        } else {
+            load(b + (offs_k.expand_dims(1) * n_tile + columns.expand_dims(0))).to::<T>()
+        };
+        acc = dot(at, bt, acc);
+    }
+    store(c + (rows * n_tile + columns.expand_dims(0)), acc);
+}

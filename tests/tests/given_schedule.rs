@@ -153,7 +153,7 @@ fn loop_of_attention() -> String {
         d = 128usize, d_tile = 128usize, d_v = 128usize, d_v_tile = 128usize, q_tile = 128usize, k_tile = 128usize, group = 1usize, even_keys = true
     };
     let func = FLASH_ATTENTION_FWD
-        .record(&[DType::BF16; 2], consts, &well_aligned(&FLASH_ATTENTION_FWD))
+        .record(&[DType::BF16; 3], consts, &well_aligned(&FLASH_ATTENTION_FWD))
         .unwrap_or_else(|error| panic!("{error}"));
     let options = CompileOptions { num_warps: 8, num_stages: 2, ..CompileOptions::default() };
     let options = CompileOptions { schedule: Schedule { warp_specialize: Some(true), ..options.schedule }, ..options };

@@ -286,11 +286,12 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
     let mut want = matmul::reference(&a.values(), &b.values(), [m, n, k]);
     let (length, stride) = (if bias == Bias::Rows { m } else { n }, 1 + gap);
     let numbers = HostTensor::random(dtype, &[length], &[stride], &mut random);
+    let biases = numbers.values();
     for (at, x) in want.iter_mut().enumerate() {
         *x += match bias {
             Bias::None => 0.0,
-            Bias::Columns => numbers.values()[at % n],
-            Bias::Rows => numbers.values()[at / n],
+            Bias::Columns => biases[at % n],
+            Bias::Rows => biases[at / n],
         };
     }
     let other = HostTensor::random(result, &[m, n], &[n + gap, 1], &mut random);

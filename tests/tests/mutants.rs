@@ -265,6 +265,8 @@ fn forward_of(
         Arg::In(HostTensor::poisoned(DType::F32, &[queries], &[1])),
         Arg::In(HostTensor::indices(&[])),
         Arg::In(HostTensor::indices(&[])),
+        Arg::In(HostTensor::poisoned(DType::F32, &[1], &[1])),
+        Arg::In(HostTensor::poisoned(DType::F32, &[1], &[1])),
         Arg::Out(HostTensor::indices(&[0])),
         Arg::In(HostTensor::indices(ranges)),
         Arg::In(HostTensor::indices(&[])),
@@ -273,7 +275,7 @@ fn forward_of(
     let mask = if ranges.is_empty() { &DENSE } else { &DOCUMENTS };
     let consts = consts! { d = D, d_tile = D, d_v = D, d_v_tile = D, q_tile = q_tile, k_tile = 32usize, replicas = replicas, mask = mask, persistent = queries > q_tile * replicas };
     let grid = [replicas as u32, 1, 1];
-    Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, grid, args, arch, options)
+    Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 3], consts, grid, args, arch, options)
 }
 
 /// The inputs of the kernels of the backward pass.

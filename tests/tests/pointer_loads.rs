@@ -13,7 +13,7 @@ use tilewright_tests::interpret::{self, Arg, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
 use tilewright_tests::pointer_loads::{
     CHOSEN_MATMUL, GATHERED_MATMUL, INDIRECT_MATMUL, PAGED_BLOCK_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul,
-    ROTATED, Rotated,
+    ROTATED, Rotated, WIDENED_MATMUL,
 };
 use tilewright_tests::{consts, notes};
 
@@ -51,7 +51,8 @@ fn page_tables_and_bounds_from_memory_change_nothing() {
     let ends = HostTensor::indices(&vec![count; programs]);
     for (paged, bounds) in [(true, false), (false, true)] {
         let row = |l: usize| if paged { (count - 1 - l / PAGE) * PAGE + l % PAGE } else { l };
-        let want = product(&a.values(), |l, j| b.values()[row(l) * n + j], [m, n, k]);
+        let rounded = b.values();
+        let want = product(&a.values(), |l, j| rounded[row(l) * n + j], [m, n, k]);
         forms().into_par_iter().for_each(|form| {
             let mut c = HostTensor::poisoned(DType::F16, &[m, n], &[n, 1]);
             let args = &mut [Arg::In(&a), Arg::In(&b), Arg::In(&table), Arg::In(&ends), Arg::Out(&mut c)];
@@ -76,7 +77,8 @@ fn matmul_of_the_tutorial() {
     ] {
         let a = HostTensor::random(dtype, &[m, k], &[k, 1], &mut random);
         let b = HostTensor::random(dtype, &[k, n], &[n, 1], &mut random);
-        let want = product(&a.values(), |l, j| b.values()[l * n + j], [m, n, k]);
+        let rounded = b.values();
+        let want = product(&a.values(), |l, j| rounded[l * n + j], [m, n, k]);
         forms().into_par_iter().for_each(|form| {
             let mut c = HostTensor::poisoned(dtype, &[m, n], &[n, 1]);
             let numbers = [m, n, k, k, 1, n, 1, n, 1].map(Arg::from);
@@ -87,6 +89,43 @@ fn matmul_of_the_tutorial() {
             interpret(form, &POINTER_MATMUL, &[dtype], consts, [programs as u32, 1, 1], args);
             c.check(&format!("{dtype} {m} {n} {k}, {form:?}"), &want, tolerance(dtype));
         });
+    }
+}
+
+/// Operands of fewer bits than the dot takes are prefetched as they are, and move to its layout before they get wider.
+#[test]
+fn operands_that_become_wider() {
+    const K: usize = 96;
+    let mut random = Random::new(5);
+    let (m, n, k_tile) = (64usize, 32usize, 32usize);
+    let a = HostTensor::random(DType::BF16, &[m, K], &[K, 1], &mut random);
+    let b: Vec<f64> = (0..K * n).map(|_| (random.number() * 6.0).round()).collect();
+    for (dtype, transposed) in [(DType::F8E4M3, true), (DType::F8E4M3, false), (DType::I8, true)] {
+        let shape = if transposed { [n, K] } else { [K, n] };
+        let b = HostTensor::of(dtype, &shape, &[shape[1], 1], &b);
+        let rounded = b.values();
+        let want = product(&a.values(), |l, j| rounded[if transposed { j * K + l } else { l * n + j }], [m, n, K]);
+        let consts = consts! { m_tile = m, n_tile = n, k_tile = k_tile, transposed = transposed };
+        forms().into_par_iter().for_each(|form| {
+            let mut c = HostTensor::poisoned(DType::F32, &[m, n], &[n, 1]);
+            let args = &mut [Arg::In(&a), Arg::In(&b), Arg::Out(&mut c), Arg::from(K)];
+            interpret(form, &WIDENED_MATMUL, &[DType::BF16, dtype], consts, [1, 1, 1], args);
+            c.check(&format!("{dtype}, transposed {transposed}, {form:?}"), &want, 1e-5);
+        });
+        let func = record(&WIDENED_MATMUL, &[DType::BF16, dtype], consts, &well_aligned(&WIDENED_MATMUL));
+        let options = CompileOptions { num_stages: 3, ..CompileOptions::default() };
+        let (func, notes) = notes::gpu_ir(&func, GpuArch::Sm80, &options);
+        assert!(notes.is_empty(), "{notes:?}");
+        let text = tilewright_codegen::text::print(&func);
+        assert_eq!(
+            count(&func, |op| matches!(op, Op::AsyncLoad { .. })),
+            6,
+            "{dtype}, transposed {transposed}\n{text}"
+        );
+        assert_eq!(count(&func, |op| matches!(op, Op::Load { .. })), 0, "{dtype}, transposed {transposed}\n{text}");
+        let moved = func.walk().into_iter().filter(|&id| func.op(id).op == Op::ConvertLayout);
+        let types = moved.map(|id| func.ty(func.result(id))).filter(|ty| ty.dtype() == Some(DType::BF16));
+        assert_eq!(types.count(), 0, "{dtype}, transposed {transposed}: moved after they are wider\n{text}");
     }
 }
 
@@ -104,7 +143,8 @@ fn pages_and_rows_are_gathered() {
         let a = HostTensor::random(dtype, &[M, k], &[k, 1], &mut random);
         let pages = HostTensor::random(dtype, &[7 * PAGE, N], &[N, 1], &mut random);
         let (pages_of, row_list) = (HostTensor::indices(&table), HostTensor::indices(&rows));
-        let want = product(&a.values(), |l, j| pages.values()[rows[l] * N + j], [M, N, k]);
+        let rounded = pages.values();
+        let want = product(&a.values(), |l, j| rounded[rows[l] * N + j], [M, N, k]);
         forms().into_par_iter().for_each(|form| {
             let mut c = HostTensor::poisoned(DType::F32, &[M, N], &[N, 1]);
             let args = &mut [Arg::In(&a), Arg::In(&pages), Arg::In(&pages_of), Arg::Out(&mut c), Arg::from(count)];

@@ -49,7 +49,8 @@ impl Variant {
         constants.push((even, ConstValue::Bool(true)));
         constants.push(("split_rows", ConstValue::Int(if self.split { 256 } else { 0 })));
         // Split results are f32.
-        let dtypes = [self.dtype, if self.split { DType::F32 } else { self.dtype }];
+        let mut dtypes = vec![self.dtype; def.generics.len()];
+        dtypes[1] = if self.split { DType::F32 } else { self.dtype };
         let func = def.record(&dtypes, &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
         Ok((func, compile_options(&self.config)))
     }
@@ -111,7 +112,14 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
         for (&dtype, &d) in dtypes.iter().flat_map(|dtype| dims.iter().map(move |d| (dtype, d))) {
             let exact = if dtype == DType::F32 { Precision::Tf32x3 } else { Precision::Ieee };
             for (causal, sub_wave) in [(false, false), (true, false), (true, true)] {
-                let config = autotune.default_config(&problem(autotune, &[dtype; 2], d, exact, sub_wave, arch));
+                let config = autotune.default_config(&problem(
+                    autotune,
+                    &vec![dtype; autotune.def.generics.len()],
+                    d,
+                    exact,
+                    sub_wave,
+                    arch,
+                ));
                 for split in if sub_wave { &[false, true][..] } else { &[false] } {
                     let (split, config) = (*split, config.clone());
                     variants.push(Variant { autotune, dtype, d, causal, precision: exact, split, config });
@@ -160,7 +168,7 @@ fn spaces_of_attention_have_few_candidates() {
     ] {
         let autotune = attention_kernels().find(|autotune| autotune.def.name == name).unwrap();
         let candidates = |dtype, target: Target| {
-            let dtypes = [dtype; 2];
+            let dtypes = vec![dtype; autotune.def.generics.len()];
             let problem = problem(autotune, &dtypes, 128, Precision::Ieee, false, GpuArch::Sm90a);
             autotune.candidates(&Problem { target, ..problem })
         };
@@ -194,7 +202,7 @@ fn shipped_choices_are_in_the_spaces() {
         for (key, config) in autotune.shipped() {
             let AttentionKey { dtype, d, precision, .. } = read_key(&key);
             let sub_wave = key.contains("sub_wave=true");
-            let dtypes = [dtype; 2];
+            let dtypes = vec![dtype; autotune.def.generics.len()];
             let problem = problem(autotune, &dtypes, d, precision, sub_wave, GpuArch::Sm90a);
             let wanted = config.to_string();
             let candidates: Vec<String> = autotune.candidates(&problem).iter().map(Config::to_string).collect();

@@ -76,7 +76,7 @@ impl Case {
             },
             ..CompileOptions::default()
         };
-        ptx(&Configuration { def: self.def, dtypes: vec![DType::BF16; 2], consts, options })
+        ptx(&Configuration { def: self.def, dtypes: vec![DType::BF16; self.def.generics.len()], consts, options })
     }
 }
 
@@ -168,7 +168,12 @@ fn ordered_additions_have_a_warp_of_their_own() {
             ..CompileOptions::default()
         };
         let def = &FLASH_ATTENTION_BWD_DKDV;
-        let ptx = ptx(&Configuration { def, dtypes: vec![DType::BF16; 2], consts: consts.to_vec(), options });
+        let ptx = ptx(&Configuration {
+            def,
+            dtypes: vec![DType::BF16; def.generics.len()],
+            consts: consts.to_vec(),
+            options,
+        });
         let count = |instruction: &str| ptx.matches(instruction).count();
         let found =
             ["ld.relaxed.gpu", "cp.reduce.async.bulk.global", "red.global", ".acquire.", ".release.gpu"].map(count);

@@ -60,6 +60,15 @@ impl LinearLayout {
         LinearLayout::shared(shape, offset)
     }
 
+    /// The layout of a tile that dots read, or threads in other orders than it is written, with the axes in `order`, fastest
+    /// first: with the widest swizzle that a row allows.
+    pub fn shared_for_dots(shape: &[u32], order: &[usize], element_bytes: u32) -> Self {
+        match Swizzle::widest_for(shape[order[0]] * element_bytes).bytes() {
+            0..=16 => LinearLayout::shared_row_major(shape, order),
+            swizzle => LinearLayout::shared_swizzled(shape, order, element_bytes, swizzle),
+        }
+    }
+
     /// The layout that TMA boxes with this swizzle produce, and that wgmma descriptors expect.
     ///
     /// The contiguous axis `order[0]` is divided into panels `swizzle_bytes` (32, 64 or 128) wide. Each panel holds all

@@ -6,7 +6,7 @@ use crate::analysis::access_layout::{
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{memory_effects, tensor_map};
 use crate::ir::nested::uses;
-use crate::ir::{BlockId, DType, Def, Effects, Func, Loc, Op, OpId, Padding, Placement, Type, Value};
+use crate::ir::{BlockId, DType, Def, Effects, Elem, Func, Loc, Op, OpId, Padding, Placement, Type, Value};
 use crate::layout::LinearLayout;
 use crate::schedule::stages;
 use crate::target::GpuArch;
@@ -74,7 +74,7 @@ pub fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
         if !through_pointers && !matches!(func.op(load).op, Op::LoadView { .. }) {
             continue;
         }
-        let is_asked = has_own_stages || search.alloc_of(func, load).is_some();
+        let is_asked = has_own_stages || search.feeds_dot(func, load);
         if !is_asked && through_pointers {
             continue;
         }
@@ -90,7 +90,7 @@ pub fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
     let addresses = candidates.found.iter().flat_map(|c| func.op(c.load).operands.iter().copied().take(2));
     let ahead = ahead_ops(func, region, addresses);
     candidates.found.retain(|c| !ahead.contains(&c.load));
-    if !has_own_stages && candidates.found.iter().all(|c| c.alloc.is_none()) {
+    if !has_own_stages && candidates.found.iter().all(|c| !search.feeds_dot(func, c.load)) {
         candidates.found.clear();
     }
     candidates
@@ -215,6 +215,32 @@ impl Search {
         func.block(self.region).ops.iter().copied().find(is_filled)
     }
 
+    /// Whether a dot of the loop body multiplies the tile of a load, as it is or as elements of a wider type.
+    fn feeds_dot(&self, func: &Func, load: OpId) -> bool {
+        let mut tiles = HashSet::from([func.result(load)]);
+        func.block(self.region).ops.iter().any(|&id| {
+            let data = func.op(id);
+            let reads = data.operands.iter().any(|operand| tiles.contains(operand));
+            let bits = |v: Value| func.ty(v).elem().map_or(0, Elem::bits);
+            let passes = match data.op {
+                Op::Cast => bits(data.operands[0]) <= bits(data.results[0]),
+                Op::ConvertLayout | Op::Trans { .. } => true,
+                _ => false,
+            };
+            if reads && passes {
+                tiles.extend(&data.results);
+            }
+            match data.op {
+                Op::LocalAlloc => reads,
+                // Not as the addend.
+                Op::MmaSync { .. } | Op::Wgmma { .. } | Op::FmaDot => {
+                    data.operands[..2].iter().any(|v| tiles.contains(v))
+                }
+                _ => false,
+            }
+        })
+    }
+
     /// # Errors
     /// Why the load cannot be prefetched.
     fn candidate(&self, func: &mut Func, load: OpId) -> Result<Candidate, String> {
@@ -245,7 +271,12 @@ impl Search {
             Some(alloc) => func.ty(func.result(alloc)).clone(),
             None => {
                 let shape = func.ty(tile).shape().to_vec();
-                let layout = func.intern_layout(LinearLayout::shared_row_major(&extents(&shape), &order));
+                let layout = match self.feeds_dot(func, load) {
+                    // It is read in another order than it is loaded.
+                    true => LinearLayout::shared_for_dots(&extents(&shape), &order, elem.bytes() as u32),
+                    false => LinearLayout::shared_row_major(&extents(&shape), &order),
+                };
+                let layout = func.intern_layout(layout);
                 Type::Shared { shape, elem, layout }
             }
         };

@@ -19,7 +19,7 @@ use crate::rope::Rope;
 /// With a cache ([`KeyCache`](crate::KeyCache)) there are no gradients.
 ///
 /// # Errors
-/// Shapes that do not match, a head dimension above 256, a cache beside variables outside of [`no_grad`](crate::no_grad), a scale or
+/// Shapes that do not match, also of a relative bias, a head dimension above 256, a cache beside variables outside of [`no_grad`](crate::no_grad), a scale or
 /// a softcap that is not positive, packed sequences with other lengths than the tensors.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
     let _span = span("attention");
@@ -32,8 +32,12 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
     }
     let (batch, heads, n_q, _) = q.dims4()?;
     let d_v = v.dim(3)?;
-    options.check(q)?;
-    if options.cache.is_some() && grad_enabled() && [q, k, v].into_iter().chain(&options.sinks).any(|x| x.track_op()) {
+    options.check(q, k)?;
+    let relative_bias = options.relative_bias.as_ref().map(Tensor::contiguous).transpose()?;
+    let options = &AttentionOptions { relative_bias, ..options.clone() };
+    let tracked = |x: Option<&Tensor>| x.is_some_and(|x| x.track_op() && grad_enabled());
+    let learned = [options.sinks.as_ref(), options.relative_bias.as_ref()];
+    if options.cache.is_some() && [Some(q), Some(k), Some(v)].into_iter().chain(learned).any(tracked) {
         let expected = "tensors without gradients beside a cache: detach them, or call it in no_grad;";
         return Err(bad_argument("flash_attention", "cache", expected, "a variable or a result of one"));
     }
@@ -54,22 +58,57 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
                 .map_err(kernel_error)?;
         }
         let lse = lse.into_tensor((batch, heads, n_q));
-        let (shape, sinks) = ((batch, n_q, heads, d_v), options.sinks.as_ref());
-        let (options, lse_of_q) = (options.clone(), lse.clone());
-        let o = record3("flash_attention", [q, k, v], o, shape, move |[q, k, v], o, grad| {
+        let shape = (batch, n_q, heads, d_v);
+        let (own, lse_of_q) = (options.clone(), lse.clone());
+        let mut o = record3("flash_attention", [q, k, v], o, shape, move |[q, k, v], o, grad| {
             let (o, grad) = (o.transpose(1, 2)?, grad.transpose(1, 2)?);
-            let gradients = backward::<T>([q, k, v, &o, &grad], &lse_of_q, &options)?;
+            let gradients = backward::<T>([q, k, v, &o, &grad], &lse_of_q, &own)?;
             Ok(gradients.map(Some))
         })?;
-        let Some(sinks) = sinks.filter(|sinks| sinks.track_op() && grad_enabled()) else { return o.transpose(1, 2) };
-        // A custom op of candle has at most three inputs.
-        let copy = OutputAlloc::<T>::copy_of(&o)?;
-        let o = record2("attention_sinks", [&o, sinks], copy, shape, move |[o, sinks], _, grad| {
-            let d_sinks = sink_gradients::<T>(sinks, &o.transpose(1, 2)?, &lse, &grad.transpose(1, 2)?)?;
-            Ok([Some(grad.clone()), Some(d_sinks)])
-        })?;
+        // A custom op of candle has at most three inputs: others pass the gradient of O on, and add theirs.
+        if let Some(bias) = options.relative_bias.as_ref().filter(|bias| tracked(Some(*bias))) {
+            let copy = OutputAlloc::<T>::copy_of(&o)?;
+            let (own, [q, k, v], lse) = (options.clone(), [q, k, v].map(Tensor::detach), lse.clone());
+            o = record2("attention_relative_bias", [&o, bias], copy, shape, move |[o, bias], _, grad| {
+                let inputs = [&q, &k, &v, &o.transpose(1, 2)?, &grad.transpose(1, 2)?];
+                Ok([Some(grad.clone()), Some(relative_bias_gradient::<T>(inputs, &lse, bias, &own)?)])
+            })?;
+        }
+        if let Some(sinks) = options.sinks.as_ref().filter(|sinks| tracked(Some(*sinks))) {
+            let copy = OutputAlloc::<T>::copy_of(&o)?;
+            o = record2("attention_sinks", [&o, sinks], copy, shape, move |[o, sinks], _, grad| {
+                let d_sinks = sink_gradients::<T>(sinks, &o.transpose(1, 2)?, &lse, &grad.transpose(1, 2)?)?;
+                Ok([Some(grad.clone()), Some(d_sinks)])
+            })?;
+        }
         o.transpose(1, 2)
     })
+}
+
+fn relative_bias_gradient<T: Elem + FloatElement>(
+    [q, k, v, o, grad]: [&Tensor; 5],
+    lse: &Tensor,
+    bias: &Tensor,
+    options: &AttentionOptions,
+) -> Result<Tensor> {
+    let mut gradient = OutputAlloc::<f32>::new(bias.device(), bias.elem_count())?;
+    {
+        let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
+        let (lse, modifiers) = (Read::<f32>::new(lse)?, options.modifiers()?);
+        let saved = saved([&q, &k, &v, &o, &grad], &lse)?;
+        let needed =
+            kernel::relative_bias_workspace::<T>(q.device(), saved.q.shape(), saved.k.shape(), saved.v.shape());
+        let mut workspace = allocate_workspace(bias.device(), needed)?;
+        let (gradient, options) = (gradient.view()?, modifiers.options()?);
+        kernel::relative_bias_gradient_into(q.device(), saved, gradient, workspace.view()?, &options)
+            .map_err(kernel_error)?;
+    }
+    Ok(gradient.into_tensor(bias.shape()))
+}
+
+fn saved<'a, T: Elem>([q, k, v, o, grad]: [&'a Read<T>; 5], lse: &'a Read<f32>) -> Result<Saved<'a, T>> {
+    let (q, k, v) = (q.strided()?, k.strided()?, v.strided()?);
+    Ok(Saved { q, k, v, o: o.strided()?, lse: lse.view()?, d_o: grad.strided()? })
 }
 
 fn sink_gradients<T: Elem + FloatElement>(sinks: &Tensor, o: &Tensor, lse: &Tensor, grad: &Tensor) -> Result<Tensor> {
@@ -106,14 +145,7 @@ fn backward<T: Elem + FloatElement>(
         let options = &modifiers.options()?;
         let needed = kernel::backward_workspace::<T>(q.device(), q_shape, k_shape, v_shape, options);
         let mut workspace = allocate_workspace(device, needed)?;
-        let saved = Saved {
-            q: q.strided()?,
-            k: k.strided()?,
-            v: v.strided()?,
-            o: o.strided()?,
-            lse: lse.view()?,
-            d_o: grad.strided()?,
-        };
+        let saved = saved([&q, &k, &v, &o, &grad], &lse)?;
         let targets = (dq.dense(q_shape)?, dk.dense(k_shape)?, dv.dense(v_shape)?);
         kernel::backward_into(q.device(), saved, targets.0, targets.1, targets.2, workspace.view()?, options)
             .map_err(kernel_error)?;

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use tilewright::kernels::attention::documents::document_ranges;
-use tilewright::kernels::attention::{Backward, Cache, Mask, Options, Score};
+use tilewright::kernels::attention::{Backward, Cache, Mask, Options, Score, relative_bias_len};
 
 use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
 use crate::graph::grad_enabled;
@@ -34,6 +34,10 @@ pub struct AttentionOptions {
     /// ALiBi: the slopes mₕ of all query heads, f32 [heads], which get no gradient. A score s becomes
     /// s − mₕ · |i + (n_k − n_q) − j|, after the softcap.
     pub alibi_slopes: Option<Tensor>,
+    /// Relative bias (T5), f32 [heads, n_q + n_k − 1], n_k the keys that there is room for: element n_q − 1 + t of a head is added to
+    /// the scores of keys t places before their row's diagonal, i + (n_k − n_q) − j = t. It takes no softcap and no ALiBi beside it. A
+    /// variable gets its gradient; O is copied for that.
+    pub relative_bias: Option<Tensor>,
     /// Attention sinks, f32 [heads]: a score that each row of a query head has in addition to those of its keys, with a value of 0
     /// (gpt-oss). It is not scaled or modified. A variable gets its gradient; O is copied for that.
     pub sinks: Option<Tensor>,
@@ -63,6 +67,7 @@ impl AttentionOptions {
             prefix: None,
             softcap: None,
             alibi_slopes: None,
+            relative_bias: None,
             sinks: None,
             packed: None,
             cache: None,
@@ -90,6 +95,10 @@ impl AttentionOptions {
         AttentionOptions { alibi_slopes: Some(slopes), ..self }
     }
 
+    pub fn with_relative_bias(self, bias: Tensor) -> AttentionOptions {
+        AttentionOptions { relative_bias: Some(bias), ..self }
+    }
+
     pub fn with_sinks(self, sinks: Tensor) -> AttentionOptions {
         AttentionOptions { sinks: Some(sinks), ..self }
     }
@@ -108,13 +117,25 @@ impl AttentionOptions {
 
     /// # Errors
     /// Options that contradict each other, or tensors on another device than `q`.
-    pub(crate) fn check(&self, q: &Tensor) -> Result<()> {
-        for (name, numbers) in [("alibi_slopes", &self.alibi_slopes), ("sinks", &self.sinks)] {
+    pub(crate) fn check(&self, q: &Tensor, k: &Tensor) -> Result<()> {
+        let heads = q.dim(1)?;
+        // In a cache with pages, the kernel knows how many keys there is room for.
+        let is_paged = self.cache.as_ref().is_some_and(|cache| cache.table.is_some());
+        let distances = match &self.relative_bias {
+            Some(bias) if is_paged => bias.dims().last().copied().unwrap_or(0),
+            _ => relative_bias_len(q.dim(2)?, k.dim(2)?),
+        };
+        let tensors = [
+            ("alibi_slopes", &self.alibi_slopes, &[heads][..]),
+            ("relative_bias", &self.relative_bias, &[heads, distances]),
+            ("sinks", &self.sinks, &[heads]),
+        ];
+        for (name, numbers, shape) in tensors {
             let Some(numbers) = numbers else { continue };
             same_device("flash_attention", q, name, numbers)?;
             expect_dtype("flash_attention", name, numbers, DType::F32)?;
-            expect_shape("flash_attention", name, numbers, &[q.dim(1)?])?;
-            if !numbers.is_contiguous() {
+            expect_shape("flash_attention", name, numbers, shape)?;
+            if name != "relative_bias" && !numbers.is_contiguous() {
                 let found = format!("the strides {:?}", numbers.stride());
                 return Err(bad_argument("flash_attention", name, "a contiguous tensor", found));
             }
@@ -122,6 +143,10 @@ impl AttentionOptions {
         if self.alibi_slopes.as_ref().is_some_and(|slopes| slopes.track_op() && grad_enabled()) {
             let expected = "slopes, which have no gradient: pass slopes.detach(),";
             return Err(bad_argument("flash_attention", "alibi_slopes", expected, "a variable or a result of one"));
+        }
+        if self.relative_bias.is_some() && (self.alibi_slopes.is_some() || self.softcap.is_some()) {
+            let expected = "None beside alibi_slopes and softcap";
+            return Err(bad_argument("flash_attention", "relative_bias", expected, "a tensor"));
         }
         if let Some(KeyCache { lengths, table }) = &self.cache {
             for (name, numbers, rank) in [("lengths", Some(lengths), 1), ("table", table.as_ref(), 2)] {
@@ -145,8 +170,8 @@ impl AttentionOptions {
             let expected = "None, since PackedSequences has a window of its own,";
             return Err(bad_argument("flash_attention", "window", expected, format!("{:?}", self.window)));
         }
-        if self.alibi_slopes.is_some() && !packed.same_lengths {
-            let expected = "packed sequences with as many keys as rows each, beside ALiBi";
+        if (self.alibi_slopes.is_some() || self.relative_bias.is_some()) && !packed.same_lengths {
+            let expected = "packed sequences with as many keys as rows each, beside ALiBi or a relative bias";
             return Err(bad_argument("flash_attention", "packed", expected, "other lengths"));
         }
         if self.causal != packed.causal {
@@ -162,12 +187,13 @@ impl AttentionOptions {
     /// Tensors of other dtypes.
     pub(crate) fn modifiers(&self) -> Result<Modifiers<'_>> {
         let slopes = self.alibi_slopes.as_ref().map(Read::new).transpose()?;
+        let relative_bias = self.relative_bias.as_ref().map(Read::new).transpose()?;
         let sinks = self.sinks.as_ref().map(Read::new).transpose()?;
         let ranges = self.packed.as_ref().map(|packed| Read::new(&packed.ranges)).transpose()?;
         let cache = self.cache.as_ref();
         let lengths = cache.map(|cache| Read::new(&cache.lengths)).transpose()?;
         let table = cache.and_then(|cache| cache.table.as_ref()).map(Read::new).transpose()?;
-        Ok(Modifiers { options: self, slopes, sinks, ranges, lengths, table })
+        Ok(Modifiers { options: self, slopes, relative_bias, sinks, ranges, lengths, table })
     }
 }
 
@@ -175,6 +201,7 @@ impl AttentionOptions {
 pub(crate) struct Modifiers<'t> {
     options: &'t AttentionOptions,
     slopes: Option<Read<'t, f32>>,
+    relative_bias: Option<Read<'t, f32>>,
     sinks: Option<Read<'t, f32>>,
     ranges: Option<Read<'t, i32>>,
     lengths: Option<Read<'t, i32>>,
@@ -195,13 +222,16 @@ impl Modifiers<'_> {
             (None, None, None) => Mask::default(),
         };
         let slopes = self.slopes.as_ref().map(|slopes| slopes.view()).transpose()?;
-        let score = Score::new(softcap.map(|cap| cap as f32), slopes);
+        let score = match &self.relative_bias {
+            Some(bias) => Score::relative(bias.view()?),
+            None => Score::new(softcap.map(|cap| cap as f32), slopes),
+        };
         let backward = if *deterministic { Backward::Deterministic } else { Backward::Auto };
         let scale = scale.map(|s| s as f32);
         let sinks = self.sinks.as_ref().map(|sinks| sinks.view()).transpose()?;
         let table = self.table.as_ref().map(|table| table.strided()).transpose()?;
         let lengths = self.lengths.as_ref().map(|lengths| lengths.view()).transpose()?;
-        let cache = lengths.map(|lengths| Cache { lengths, table });
+        let cache = lengths.map(|lengths| Cache { table, ..Cache::new(lengths) });
         let options = Options { mask, score, sinks, cache, scale, backward, ..Options::new(*causal) };
         #[cfg(feature = "cuda")]
         if candle_core::cuda::gemm_reduced_precision_f32() {

@@ -62,6 +62,8 @@ fn wrong_dtypes() {
     let slopes = |slopes: &Tensor| {
         ours::flash_attention(&q, &q, &q, &AttentionOptions::new(true).with_alibi_slopes(slopes.clone()))
     };
+    let bias = |bias: Tensor| ours::flash_attention(&q, &q, &q, &AttentionOptions::new(true).with_relative_bias(bias));
+    fails(bias(f32s(&[2, 3])), &["flash_attention", "relative_bias", "[2, 3]"]);
     fails(slopes(&zeros(&[2], DType::BF16)), &["flash_attention", "alibi_slopes", "f32", "bf16"]);
     fails(slopes(&f32s(&[2, 2]).i((.., 0)).unwrap()), &["flash_attention", "alibi_slopes", "contiguous"]);
     fails(slopes(&Var::ones(2, DType::F32, &Device::Cpu).unwrap()), &["alibi_slopes", "no gradient", "detach"]);

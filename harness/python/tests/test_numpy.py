@@ -36,8 +36,8 @@ def seen64(n_q, n_k, causal, window=None, prefix=None, cu_seqlens_q=None, cu_seq
     return seen
 
 
-def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, sinks=None, **mask):
-    """o, lse and a function from the gradient of o to those of q, k, v and the sinks."""
+def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, relative_bias=None, sinks=None, **mask):
+    """o, lse and a function from the gradient of o to those of q, k, v, the relative bias and the sinks."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat(group, axis=1), v.repeat(group, axis=1)
@@ -50,6 +50,9 @@ def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, sinks=N
     if alibi_slopes is not None:
         distance = np.abs(np.arange(n_q)[:, None] + n_k - n_q - np.arange(n_k))
         s = s - np.asarray(alibi_slopes, np.float64)[:, None, None] * distance
+    element = np.arange(n_q)[:, None] + n_k - 1 - np.arange(n_k)
+    if relative_bias is not None:
+        s = s + relative_bias.astype(np.float64)[:, element]
     seen = seen64(n_q, n_k, causal, **mask)
     s = np.where(seen, s, -np.inf)
     sink = np.full(q.shape[1], -np.inf) if sinks is None else np.asarray(sinks, np.float64)
@@ -68,9 +71,11 @@ def attention64(q, k, v, causal, scale, softcap=None, alibi_slopes=None, sinks=N
         ds = p * (g @ v.swapaxes(-1, -2) - (g * o).sum(-1, keepdims=True)) * slope_of_s
         dq, dk = scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q
         folded = [x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2) for x in (dk, dv)]
-        if sinks is None:
-            return dq, *folded
-        return dq, *folded, -(np.exp(sink - lse) * (g * o).sum(-1)).sum((0, 2))
+        if relative_bias is not None:
+            folded.append(np.stack([ds.sum(0)[:, element == at].sum(-1) for at in range(n_q + n_k - 1)], -1))
+        if sinks is not None:
+            folded.append(-(np.exp(sink - lse) * (g * o).sum(-1)).sum((0, 2)))
+        return dq, *folded
 
     return o, lse, gradients
 
@@ -147,6 +152,32 @@ def test_attention_with_modifiers(rng, causal, options):
     np.testing.assert_array_equal(tw.attention(q, k, v, causal=causal, **options), o)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", [{}, {"window": 7, "sinks": SINKS}, {"cu_seqlens_q": LENGTHS}], ids=["alone", "window", "packed"])
+def test_attention_with_a_relative_bias(rng, causal, options):
+    n_k = 33 if "cu_seqlens_q" in options else 45
+    q, grad = rng.standard_normal((2, 2, 4, 33, 24)).astype(np.float32)
+    k, v = rng.standard_normal((2, 2, 2, n_k, 24)).astype(np.float32)
+    options = options | {"relative_bias": rng.standard_normal((4, 33 + n_k - 1)).astype(np.float32)}
+    o64, lse64, gradients = attention64(q, k, v, causal, 24**-0.5, **options)
+    o, lse = tw.attention_forward(q, k, v, causal=causal, **options)
+    close(o, o64, np.float32)
+    found = tw.attention_backward(q, k, v, o, lse, grad, causal=causal, **options)
+    expected = gradients(grad.astype(np.float64))
+    assert len(found) == len(expected) == 4 + ("sinks" in options)
+    for x, y in zip(found, expected):
+        close(x, y, np.float32, 4)
+
+
+@pytest.mark.parametrize("batch, n_q, n_k", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_a_relative_bias_of_nothing_has_no_gradient(batch, n_q, n_k):
+    q, k = np.ones((batch, 2, n_q, 8), np.float32), np.ones((batch, 2, n_k, 8), np.float32)
+    bias = np.ones((2, n_q + n_k - 1), np.float32)
+    o, lse = tw.attention_forward(q, k, k, relative_bias=bias)
+    *_, gradient = tw.attention_backward(q, k, k, o, lse, o, relative_bias=bias)
+    assert gradient.shape == bias.shape and (gradient == 0).all()
+
+
 def test_a_modifier_changes_the_result(rng):
     """The options reach the kernels: none of them gives what attention without it gives."""
     q, k, v = rng.standard_normal((3, 1, 4, 33, 16)).astype(np.float32)
@@ -167,12 +198,17 @@ INT32 = np.int32
         ({"prefix": -3}, ValueError, "prefix: expected a number of keys of at least 0, found -3"),
         ({"prefix": 3}, ValueError, "prefix: expected causal=True"),
         ({"prefix": 3, "window": 2, "causal": True}, ValueError, "prefix: cannot be combined with window"),
-        ({"softcap": 0.0}, ValueError, "softcap: expected a positive number, or None for no softcap, found 0.0"),
-        ({"softcap": np.nan}, ValueError, "softcap: expected a positive number"),
+        ({"softcap": 0.0}, ValueError, "softcap: expected a number from 1e-30 to 10000, or None for no softcap, found 0.0"),
+        ({"softcap": np.nan}, ValueError, "softcap: expected a number"),
+        ({"softcap": 1e-300}, ValueError, "softcap: expected a number from 1e-30 .* found 1e-300"),
+        ({"window": 2**64}, ValueError, "window: expected a number of keys"),
         ({"softcap": np.inf}, tilewright.Error, "`softcap` expects a number from 1e-30 to 10000"),
         ({"alibi_slopes": SLOPES[:3]}, tilewright.Error, "`alibi_slopes` expects a slope for each of 4 heads, found 3"),
         ({"alibi_slopes": SLOPES.astype(float)}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
         ({"alibi_slopes": SLOPES[::2]}, tilewright.Error, "`alibi_slopes` expects a contiguous array of one dimension"),
+        ({"relative_bias": SLOPES}, tilewright.Error, "`relative_bias` expects the shape .heads, n_q . n_k - 1. with 4 heads"),
+        ({"relative_bias": np.ones((4, 64), np.float32)}, tilewright.Error, "`relative_bias` expects 65 numbers.*33 rows and 33 keys.*found 256"),
+        ({"relative_bias": np.ones((4, 65), np.float32), "softcap": 1.0}, ValueError, "relative_bias: cannot be combined"),
         ({"sinks": SINKS[:3]}, tilewright.Error, "`sinks` expects a score for each of 4 heads, found 3 scores"),
         ({"alibi_slopes": [1.0] * 4}, TypeError, "alibi_slopes: expected an array"),
         ({"cu_seqlens_k": LENGTHS}, ValueError, "cu_seqlens_k: expected cu_seqlens_q beside it"),
@@ -186,7 +222,7 @@ INT32 = np.int32
         (
             {"cu_seqlens_q": LENGTHS, "cu_seqlens_k": LENGTHS.copy(), "alibi_slopes": SLOPES},
             ValueError,
-            "alibi_slopes: cannot be combined with cu_seqlens_k",
+            "alibi_slopes: expected one tensor of lengths for rows and keys: leave cu_seqlens_k out",
         ),
         ({"softcaps": 3.0}, TypeError, "softcaps"),
     ],

@@ -326,14 +326,16 @@ def test_registrations(device):
     ops = torch.ops.tilewright
     frequencies = torch.ones(8, device=device, dtype=torch.float64)
     lengths, slopes = torch.tensor([0, 4, 9], device=device, dtype=torch.int32), torch.ones(2, device=device)
-    ranges = ops.document_ranges(q, q, lengths, lengths, True, 3)
+    ranges = ops.document_ranges(lengths, lengths, 9, 9, True, 3)
     for op, arguments in [
         (ops.attention, (q, q, q, True, 0.25, 0, True)),
         (ops.attention, (tokens_first, tokens_first, tokens_first, True, 0.25, 0, True)),
-        (ops.modified_attention, (q, q, q, None, None, None, False, 0.25, 0, True, 3, -1, 1.5)),
-        (ops.modified_attention, (q, q, q[..., :8], None, slopes, None, False, 0.25, 0, True, -1, -1, 0.0)),
-        (ops.modified_attention, (tokens_first, tokens_first, tokens_first, slopes, None, ranges, True, 0.25, 0, True, -1, -1, 0.0)),
-        (ops.document_ranges, (q, q, lengths, lengths, True, 3)),
+        (ops.modified_attention, (q, q, q, None, None, None, None, False, 0.25, 0, True, 3, -1, 1.5)),
+        (ops.modified_attention, (q, q, q[..., :8], None, None, slopes, None, False, 0.25, 0, True, -1, -1, 0.0)),
+        (ops.modified_attention, (tokens_first, tokens_first, tokens_first, slopes, None, None, ranges, True, 0.25, 0, True, -1, -1, 0.0)),
+        (ops.modified_attention, (q, q, q, None, randn(2, 17, device=device), slopes, None, False, 0.25, 0, True, 3, -1, 0.0)),
+        (ops.cached_attention, (*[q.detach()] * 3, lengths[1:2], None, slopes, slopes, None, None, None, True, 0.25, 0, -1, -1, 0.0)),
+        (ops.document_ranges, (lengths, lengths, 9, 9, True, 3)),
         (ops.rms_norm, (x, w, 1e-6)),
         (ops.layer_norm, (x, w, w, 1e-6)),
         (ops.cross_entropy, (x, target, -100)),

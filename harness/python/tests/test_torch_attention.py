@@ -29,7 +29,7 @@ def test_attention(device, dtype, causal, heads_kv, n_q, n_k, d, scale):
 
 
 def modified64(
-    q, k, v, causal, window=None, prefix=None, softcap=None, alibi_slopes=None, cu_seqlens_q=None, cu_seqlens_k=None, sinks=None
+    q, k, v, causal, window=None, prefix=None, softcap=None, alibi_slopes=None, cu_seqlens_q=None, cu_seqlens_k=None, sinks=None, relative_bias=None
 ):
     """Attention with modifiers by its definition; each row sees a key."""
     (n_q, n_k), n_heads = (q.shape[2], k.shape[2]), q.shape[1]
@@ -39,6 +39,8 @@ def modified64(
     rows, keys = torch.arange(n_q, device=q.device)[:, None], torch.arange(n_k, device=q.device)[None]
     if alibi_slopes is not None:
         s = s - alibi_slopes.double()[:, None, None] * (rows + n_k - n_q - keys).abs()
+    if relative_bias is not None:
+        s = s + relative_bias[:, rows - keys + n_k - 1]
     starts = [torch.tensor([0, n], device=q.device) for n in (n_q, n_k)]
     if cu_seqlens_q is not None:
         starts = [cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k]
@@ -110,10 +112,47 @@ def test_attention_with_sinks_and_other_values(device, d, d_v):
     # Each token's heads side by side, and sinks without a gradient.
     turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     found = tt.attention(*turned, causal=True, sinks=sinks)
-    torch.testing.assert_close(found.double(), modified64(*(x.double() for x in (q, k, v)), True, sinks=sinks.double()))
+    expected = modified64(*(x.double() for x in (q, k, v)), True, sinks=sinks.double())
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
     assert found.transpose(1, 2).is_contiguous()
 
 
+def test_attention_with_a_relative_bias(device):
+    q, k, v = randn(2, 4, 33, 32, device=device), *(randn(2, 2, 45, 32, device=device) for _ in range(2))
+    bias, sinks = randn(4, 33 + 45 - 1, device=device), randn(4, device=device)
+    for causal, options in [(False, {}), (True, {}), (True, {"window": 9}), (True, {"prefix": 5})]:
+        compare(
+            lambda *x: tt.attention(*x[:3], causal=causal, relative_bias=x[3], **options),
+            lambda *x: modified64(*x[:3], causal, relative_bias=x[3], **options),
+            (q, k, v, bias),
+            torch.float32,
+        )
+    packed = {"cu_seqlens_q": torch.tensor([0, 9, 33], dtype=torch.int32, device=device)}
+    compare(
+        lambda *x: tt.attention(*x[:3], causal=True, relative_bias=x[3], **packed),
+        lambda *x: modified64(*x[:3], True, relative_bias=x[3], **packed),
+        (q, *(x.detach()[:, :, :33].requires_grad_() for x in (k, v)), bias.detach()[:, :65].requires_grad_()),
+        torch.float32,
+    )
+    compare(
+        lambda *x: tt.attention(*x[:3], relative_bias=x[3], sinks=x[4]),
+        lambda *x: modified64(*x[:3], False, relative_bias=x[3], sinks=x[4]),
+        (q, k, v, bias, sinks),
+        torch.float32,
+    )
+    # T5: buckets of distances, of which several share a number.
+    table, distances = randn(4, 8, device=device).requires_grad_(), torch.arange(-32, 45, device=device)
+    buckets = distances.clamp(0, 7)
+    f = lambda table: tt.attention(q, k, v, causal=True, relative_bias=table[:, buckets])  # noqa: E731
+    expected = modified64(*(x.double() for x in (q, k, v)), True, relative_bias=table.double()[:, buckets])
+    grad = randn(*expected.shape, device=device)
+    (expected,) = torch.autograd.grad(expected, table, grad.double())
+    for one in (f, torch.compile(f, fullgraph=True)):
+        (found,) = torch.autograd.grad(one(table), table, grad)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
 def test_attention_with_a_cache(device):
     lengths, page = [5, 0, 12], 4
     q = randn(3, 4, 2, 16, device=device)
@@ -125,13 +164,14 @@ def test_attention_with_a_cache(device):
     spoiled = [x.clone() for x in rows]
     for x in spoiled:
         x[0, :, 5:], x[1], x[2, :, 12:] = torch.nan, torch.nan, torch.nan
-    for options in ({}, {"causal": True}, {"causal": True, "window": 3, "softcap": 2.0, "sinks": randn(4, device=device)}):
+    for options in ({}, {"causal": True}, {"causal": True, "window": 3, "softcap": 2.0, "sinks": randn(4, device=device)}, {"relative_bias": randn(4, 13, device=device)}):
         for k, v, more in [(*pages, {"block_table": table}), (*spoiled, {})]:
             found = tt.attention(q, k, v, cache_seqlens=cache_seqlens, **more, **options)
             assert found.shape == (3, 4, 2, 24)
             for entry, length in enumerate(lengths):
                 k64, v64 = (x[entry : entry + 1, :, :length] for x in rows)
-                expected = tt.attention(q[entry : entry + 1], k64, v64, **options)
+                own = options | {"relative_bias": options["relative_bias"][:, : length + 1]} if "relative_bias" in options else options
+                expected = tt.attention(q[entry : entry + 1], k64, v64, **own)
                 torch.testing.assert_close(found[entry : entry + 1], expected, rtol=1e-4, atol=1e-5)
     compiled = torch.compile(lambda *x: tt.attention(*x[:3], causal=True, cache_seqlens=x[3], block_table=x[4]), fullgraph=True)
     arguments = (q, *pages, cache_seqlens, table)
@@ -139,7 +179,7 @@ def test_attention_with_a_cache(device):
     for options, error, message in [
         ({"block_table": table}, ValueError, "block_table: expected cache_seqlens beside it"),
         ({"cache_seqlens": cache_seqlens[:2]}, tilewright.Error, "`cache_seqlens` expects numbers for each of 3 batch entries, found those of 2"),
-        ({"cache_seqlens": cache_seqlens.long()}, tilewright.Error, "`cache_seqlens` expects elements of type i32"),
+        ({"cache_seqlens": cache_seqlens.long()}, tilewright.Error, "`cache_seqlens` expects elements of type int32, found int64: pass cache_seqlens.int"),
         ({"cache_seqlens": cache_seqlens, "block_table": table[0]}, tilewright.Error, "`block_table`"),
         ({"cache_seqlens": cache_seqlens, "cu_seqlens_q": table[0]}, ValueError, "cannot be combined with cu_seqlens_q"),
         ({"cache_seqlens": cache_seqlens, "block_table": table[:2]}, tilewright.Error, "`block_table` expects numbers for each of 3"),
@@ -148,8 +188,59 @@ def test_attention_with_a_cache(device):
     ]:
         with pytest.raises(error, match=message):
             tt.attention(q, *rows, **options)
-    with pytest.raises(ValueError, match="has no gradient"):
+    with pytest.raises(ValueError, match="has no gradient"), torch.enable_grad():
         tt.attention(q.clone().requires_grad_(), *rows, cache_seqlens=cache_seqlens)
+
+
+def test_a_sink_of_nan_is_seen(device):
+    q, sinks = randn(1, 2, 5, 16, device=device), torch.tensor([0.5, torch.nan], device=device)
+    sinks.requires_grad_()
+    o = tt.attention(q, q, q, sinks=sinks)
+    assert o[:, 0].isfinite().all() and o[:, 1].isnan().all()
+    o.sum().backward()
+    assert sinks.grad[0].isfinite() and sinks.grad[1].isnan()
+
+
+def test_lengths_of_modifiers_may_be_symbolic(device):
+    q = randn(1, 2, 8, 16, device=device)
+    window = torch.compile(lambda q, n: tt.attention(q, q, q, causal=True, window=n), fullgraph=True, dynamic=True, backend="aot_eager")
+    prefix = torch.compile(lambda q, n: tt.attention(q, q, q, causal=True, prefix=n), fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (3, 4, 5):
+        torch.testing.assert_close(window(q, n), tt.attention(q, q, q, causal=True, window=n))
+        torch.testing.assert_close(prefix(q, n), tt.attention(q, q, q, causal=True, prefix=n))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_attention_with_a_cache_of_8_bits(device, dtype):
+    q = randn(2, 4, 3, 32, device=device)
+    k, v = ((randn(2, 2, 40, 32, device=device) * 4).to(dtype) for _ in range(2))
+    descale = [torch.tensor(x, device=device) for x in ([0.3, 0.2], [0.5, 2.0])]
+    lengths = torch.tensor([40, 7], dtype=torch.int32, device=device)
+    found = tt.attention(q, k, v, causal=True, cache_seqlens=lengths, k_descale=descale[0], v_descale=descale[1])
+    wide = [x.float() * s[:, None, None] for x, s in zip((k, v), descale)]
+    torch.testing.assert_close(found, tt.attention(q, *wide, causal=True, cache_seqlens=lengths), rtol=1e-4, atol=1e-5)
+    table, scales = torch.tensor([[1], [0]], dtype=torch.int32, device=device), {"k_descale": descale[0], "v_descale": descale[1]}
+    decode = lambda q: tt.attention(q, k, v, cache_seqlens=lengths, block_table=table, **scales)  # noqa: E731
+    short, exact = decode(q.bfloat16()), tt.attention(q.bfloat16().float(), *(x.flip(0) for x in wide), cache_seqlens=lengths)
+    assert short.dtype == torch.bfloat16
+    torch.testing.assert_close(short.float(), exact, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(torch.compile(decode, fullgraph=True)(q.bfloat16()), short)
+    with torch.autocast(device, torch.bfloat16):
+        torch.testing.assert_close(decode(q), short)
+    for options, message in [
+        ({"k_descale": descale[0]}, "expected both or none"),
+        ({"k_descale": descale[0], "v_descale": descale[1], "cache_seqlens": None}, "expected cache_seqlens beside"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tt.attention(q, k, v, **{"cache_seqlens": lengths} | options)
+    with pytest.raises(tilewright.Error, match="`v_descale` expects a scale for each of 2 heads of k, found 3 scales"):
+        tt.attention(q, k, v, cache_seqlens=lengths, k_descale=descale[0], v_descale=torch.ones(3, device=device))
+    with pytest.raises(ValueError, match="has no gradient"), torch.enable_grad():
+        learned = descale[1].clone().requires_grad_()
+        tt.attention(q, k, v, cache_seqlens=lengths, k_descale=descale[0], v_descale=learned)
+    with pytest.raises(tilewright.Error, match="`k` expects elements of type f32, as for q; beside a cache also 8-bit floats, found f8e"):
+        tt.attention(q, k, v, window=3)
 
 
 def test_mistakes_of_modifiers_are_exceptions(device):
@@ -162,13 +253,19 @@ def test_mistakes_of_modifiers_are_exceptions(device):
         ({"window": (3, 0)}, TypeError, "found tuple"),
         ({"prefix": 3}, ValueError, "prefix: expected causal=True"),
         ({"prefix": 3, "causal": True, "cu_seqlens_q": lengths}, ValueError, "prefix: cannot be combined"),
-        ({"softcap": 0.0}, ValueError, "softcap: expected a positive number"),
+        ({"softcap": 0.0}, ValueError, "softcap: expected a number from 1e-30"),
+        ({"softcap": 1e-300}, ValueError, "softcap: expected a number from 1e-30"),
+        ({"window": torch.tensor(3.5)}, TypeError, "window: expected a number of keys, or None, found Tensor"),
+        ({"window": 2**63}, ValueError, "window: expected a number of keys"),
         ({"softcap": 1.1e4}, tilewright.Error, "`softcap` expects a number from .* to 10000 .*leave it out.*, found 11000"),
         ({"alibi_slopes": slopes[:3]}, tilewright.Error, "`alibi_slopes` expects a slope for each of 4 heads, found 3"),
-        ({"alibi_slopes": slopes.double()}, tilewright.Error, "`alibi_slopes` expects elements of type f32"),
+        ({"alibi_slopes": slopes.double()}, tilewright.Error, "`alibi_slopes` expects elements of type float32, found float64: pass alibi_slopes.float\\(\\)"),
         ({"alibi_slopes": slopes.clone().requires_grad_()}, ValueError, "alibi_slopes: has no gradient"),
+        ({"relative_bias": slopes}, tilewright.Error, "`relative_bias` expects the shape"),
+        ({"relative_bias": torch.ones(4, 65, device=device).double()}, tilewright.Error, "`relative_bias` expects elements of type float32, found float64"),
+        ({"relative_bias": torch.ones(4, 65, device=device), "alibi_slopes": slopes}, ValueError, "relative_bias: cannot be combined"),
         ({"sinks": slopes[:3]}, tilewright.Error, "`sinks` expects a score for each of 4 heads, found 3 scores"),
-        ({"sinks": slopes.half()}, tilewright.Error, "`sinks` expects elements of type f32"),
+        ({"sinks": slopes.half()}, tilewright.Error, "`sinks` expects elements of type float32, found float16: pass sinks.float"),
         ({"cu_seqlens_k": lengths}, ValueError, "cu_seqlens_k: expected cu_seqlens_q beside it"),
         ({"cu_seqlens_q": lengths.long()}, tilewright.Error, "`cu_seqlens_q` expects elements of type int32, found int64"),
         ({"cu_seqlens_q": lengths, "cu_seqlens_k": lengths[:2]}, tilewright.Error, "`cu_seqlens_k` expects as many"),
@@ -177,6 +274,8 @@ def test_mistakes_of_modifiers_are_exceptions(device):
             tt.attention(q, q, q, **options)
     with pytest.raises(ValueError, match="cu_seqlens_k: is missing: q has 33 rows and k 40"):
         tt.attention(q, k, k, cu_seqlens_q=lengths)
+    with pytest.raises(ValueError, match="alibi_slopes: expected as many keys as rows of packed sequences, found 33 rows and 40 keys"):
+        tt.attention(q, k, k, alibi_slopes=slopes, cu_seqlens_q=lengths, cu_seqlens_k=lengths)
     with torch.no_grad():
         tt.attention(q, q, q, alibi_slopes=slopes.clone().requires_grad_())
     decreasing = torch.tensor([0, 9, 5], dtype=torch.int32, device=device)

@@ -42,6 +42,7 @@ def functions(device):
         "window": lambda x: attention(x, window=2),
         "sinks": lambda x: attention(x, sinks=slopes),
         "sinks with their gradient": lambda x: attention(x, sinks=x[0, :1]),
+        "relative bias with its gradient": lambda x: attention(x, relative_bias=x.view(1, -1)[:, :7]),
         "packed sequences": lambda x: attention(x, cu_seqlens_q=lengths, alibi_slopes=slopes),
     }
 
@@ -67,7 +68,7 @@ def test_vmap_is_a_loop(device):
             close(torch.autograd.grad(vmap(loss)(leaf).sum(), leaf)[0], grads)
             expected = torch.autograd.functional.jacobian(f, entries[0])
             close(jacrev(f)(entries[0]), expected)
-        if name not in ("window", "sinks", "sinks with their gradient", "packed sequences"):  # Their lists of tensors have no fallback in PyTorch's older vmap.
+        if name not in ("window", "sinks", "sinks with their gradient", "relative bias with its gradient", "packed sequences"):  # Their lists of tensors have no fallback in PyTorch's older vmap.
             close(torch.autograd.functional.jacobian(f, entries[0], vectorize=True), expected)
 
 

@@ -233,7 +233,7 @@ fn libraries(report: &Report) -> Part {
 
 fn ptxas(report: &Report) -> Part {
     const COST: &str = "kernels do not need it; tests that assemble the PTX are skipped\n\
-                        (`make cuda-tools` downloads it, or set TILEWRIGHT_PTXAS to its path)";
+                        (`make cuda-tools` downloads it to build/cuda-tools/nvidia/cu13/bin/ptxas: set TILEWRIGHT_PTXAS to that path)";
     match &report.ptxas {
         Ok(Some(ptxas)) => working_part("ptxas", format!("{} at {}", ptxas.version, ptxas.path.display())),
         Ok(None) => missing_part("ptxas", "not found", COST),

@@ -69,10 +69,10 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
                    void *stream, void **args, void **extra) {
     printf("launch %u %u %u threads %u %u %u shared %u", x, y, z, tx, ty, tz, shared);
     /* q, q_stride_n_q, n_q, scale, and the four maps. */
-    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[19]);
-    printf(" n %d scale %g", *(int32_t *)args[11], *(float *)args[13]);
+    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[21]);
+    printf(" n %d scale %g", *(int32_t *)args[13], *(float *)args[15]);
     printf(" maps");
-    for (int i = 41; i < 45; i++) printf(" %llu", *(unsigned long long *)args[i]);
+    for (int i = 43; i < 47; i++) printf(" %llu", *(unsigned long long *)args[i]);
     printf("\n");
     return 0;
 }
@@ -97,18 +97,33 @@ fn the_python_launcher_launches_flash_attention() {
     let lines: Vec<&str> = output.lines().collect();
 
     // What the runtime would encode for the same arguments.
-    let manifest = std::fs::read_to_string(dir.join("attention/manifest.json")).unwrap();
-    let manifest = Document::from_json(&manifest).unwrap().manifest;
+    let text = std::fs::read_to_string(dir.join("attention/manifest.json")).unwrap();
+    let manifest = Document::from_json(&text).unwrap().manifest;
     let memory = |addr| LaunchArg::Ptr { addr, bytes: 1 << 20 };
     let [q, k, v, o, lse, taken] = addresses.map(memory);
-    let mut args = vec![q, k, v, o, lse, lse, lse, lse, taken, lse, lse];
+    let none = LaunchArg::Ptr { addr: 0, bytes: 0 };
+    let mut args = vec![q, k, v, o, lse, none, none, none, none, none, taken, none, none];
     args.extend([LaunchArg::I32(n as i32), LaunchArg::I32(n as i32), LaunchArg::F32(0.125)]);
     args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0), LaunchArg::I32(132)]);
     for _ in 0..4 {
         args.extend([heads * n * d, n * d, d, 1].map(LaunchArg::I64));
     }
-    args.extend([LaunchArg::I64(0); 2]);
+    args.extend([LaunchArg::I64(0), LaunchArg::I64(1)]);
     args.extend([batch, heads, batch, heads, batch, 0].map(|extent| LaunchArg::I32(extent as i32)));
+    // The code was compiled for these numbers.
+    let assumed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let assumed = assumed["args"].as_array().unwrap();
+    assert_eq!(args.len() + manifest.tensor_maps.len(), assumed.len());
+    for (arg, assumed) in args.iter().zip(assumed) {
+        let number = match *arg {
+            LaunchArg::Ptr { addr, .. } => addr as i64,
+            LaunchArg::I32(n) => n.into(),
+            LaunchArg::I64(n) => n,
+            _ => continue,
+        };
+        assert_eq!(number % assumed["divisible_by"].as_i64().unwrap(), 0, "{assumed}");
+        assert!(assumed["equal_to"].as_i64().is_none_or(|only| only == number), "{assumed}: {number}");
+    }
     let expected = tensor_maps(&manifest, &args).unwrap();
     let mut bases: Vec<u64> = expected.iter().map(|map| map.base).collect();
     let in_order = bases.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");

@@ -24,12 +24,12 @@ fn schedules_are_added_to_the_entries_that_they_are_for() {
     };
     let entry = |key: &str, config: String| json!({"kernel": "flash_attention_fwd", "key": key, "config": config});
     let config = format!("{TILES},{SCHEDULE}");
-    let bf16 = "T=bf16,R=bf16";
+    let bf16 = "T=bf16,R=bf16,C=bf16";
     let entries = [
         entry(&key(bf16, false), config.clone()),
         entry(&key(bf16, true), config.clone()),
-        entry(&key("T=f16,R=f16", false), config.clone()),
-        entry(&key("T=bf16,R=f32", false), config.clone()),
+        entry(&key("T=f16,R=f16,C=f16", false), config.clone()),
+        entry(&key("T=bf16,R=f32,C=bf16", false), config.clone()),
         entry(&key(bf16, false), config.replace("q_tile=128", "q_tile=64")),
         entry(&key(bf16, false), config.replace("num_stages=2", "num_stages=3")),
     ];

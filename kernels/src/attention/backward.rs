@@ -140,7 +140,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let index = maximum((batch * num_programs(1) + kv_head) * group + member, 0).to::<i64>();
         let q_block = q.index([batch, head]).block([0, 0], [q_tile, d_tile]);
         let do_block = d_o.index([batch, head]).block([0, 0], [q_tile, d_v_tile]);
-        let site = Site { batch, head, n_q, n_k, causal };
+        let site = Site { batch, head, n_q, n_k, most_keys: n_k, causal };
         let lse2_block = row_block(lse2 + index * n_q, scalar::<i32>(0), n_q, q_tile);
         let delta_block = row_block(delta + index * n_q, scalar::<i32>(0), n_q, q_tile);
         let dq_block = dq_sum_block(dq_sum, index, scalar::<i32>(0), n_q, q_tile, d_tile);
@@ -327,7 +327,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let (lt, dt) = (lt.expand_dims(1), dt.expand_dims(1));
-    let site = Site { batch, head, n_q, n_k, causal };
+    let site = Site { batch, head, n_q, n_k, most_keys: n_k, causal };
     let rows = first_row + arange(0, q_tile);
     let keys = KeyLoop {
         q: qt,
@@ -338,6 +338,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         k_boundary: boundary_dims(!even_keys, padded),
         v_boundary: boundary_dims(!even_keys, v_padded),
         cached: None,
+        k_descale: None,
         precision,
         scale,
         replicas: 1,

@@ -192,9 +192,13 @@ pub fn modified_tiles(
 }
 
 /// The tiles of the forward kernel for few rows, and for keys in a cache, whose threads load rows wherever they are. With d = 128
-/// and 64 the fastest or within 1 % of it (`harness/records/2026-11-30-h200-decode-tried.jsonl`).
-pub fn decoding_tiles(n_q: usize, d: usize, element_bytes: usize, target: &Target) -> Tiles {
+/// and 64 the fastest or within 1 % of it (`harness/records/2026-11-30-h200-decode-tried.jsonl`; keys of 8 bits: `…-decode-8-bit-tried.jsonl`).
+/// The element types of q and of k have these sizes.
+pub fn decoding_tiles(n_q: usize, d: usize, [element_bytes, key_bytes]: [usize; 2], target: &Target) -> Tiles {
     match target {
+        Target::Nvptx(_) if element_bytes == 2 && key_bytes == 1 && n_q <= 16 && d_tile(d) <= 128 => {
+            Tiles::new(16, 128, 4, 2)
+        }
         Target::Nvptx(_) if element_bytes == 2 && n_q <= 16 => Tiles::new(16, 64, 4, 3),
         Target::Nvptx(_) if element_bytes == 2 && d_tile(d) <= 128 => Tiles::new(64, 64, 4, 2),
         _ => default_tiles(Pass::Forward, d, element_bytes, target),

@@ -5,6 +5,7 @@ use super::config::{Pass, default_config, is_sub_wave, keep};
 use super::loops::{CachedRows, KeyLoop, PackedRows, assume_entries, batch_and_split, parts_of_keys};
 use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
+use tilewright_codegen::ir::DType;
 use tilewright_runtime::prelude::*;
 
 /// Attention forward with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
@@ -24,6 +25,7 @@ use tilewright_runtime::prelude::*;
 /// | sinks | [heads] |
 /// | lengths | [batch], the number of keys of each batch entry; without it n_k |
 /// | table | [batch, most], the pages of each entry |
+/// | k_descale, v_descale | [heads / group], dequantization scales: keys and values are the elements of k and v times them |
 ///
 /// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends
 /// in the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
@@ -34,12 +36,13 @@ use tilewright_runtime::prelude::*;
 /// Key j of an entry with a `table` is row j mod n_k of page `table`[b, ⌊j / n_k⌋] (paged attention: Kwon and others, 2023). Rows of
 /// pages that are not there are zeros.
 ///
-/// `R` is the element type of O: that of the inputs, or f32 for split results. With `split_rows` above 0, each loop
+/// `C` is the element type of k and v: that of q, or in a cache 8-bit floats, which are converted to it. `R` is that of O: that of
+/// q, or f32 for split results. With `split_rows` above 0, each loop
 /// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
 /// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
 /// With `pack` above 1, which is then `group`, the query heads of a group are rows of one head, [`PackedRows`]: they read the same keys
-/// once. The mask is dense, the score function plain, and n_q at most 2¹⁶.
+/// once. The modifiers ignore the head, and n_q is at most 2¹⁶.
 ///
 /// Grid: (⌈n_q · pack / (q_tile · replicas)⌉ · replicas, heads / pack, batch · P). With `persistent`, at most `programs` blocks, of `replicas`
 /// programs each, which take tiles by the counter `tiles_taken`: one element, 0 before and after. `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
@@ -71,15 +74,17 @@ use tilewright_runtime::prelude::*;
 )]
 #[kernel(grid = grid([cdiv(n_q * pack, q_tile * replicas), heads / pack, entries], persistent, programs, replicas))]
 #[alias(part_rows = split_rows)]
-pub fn flash_attention_fwd<T: Float, R: Float>(
+pub fn flash_attention_fwd<T: Float, R: Float, C: Dtype>(
     q: Tensor<T, (batch, heads, n_q, d)>,
-    k: Tensor<T, (entries_kv, heads_kv, n_k, d)>,
-    v: Tensor<T, (entries_kv, heads_kv, n_k, d_v)>,
+    k: Tensor<C, (entries_kv, heads_kv, n_k, d)>,
+    v: Tensor<C, (entries_kv, heads_kv, n_k, d_v)>,
     o: TensorMut<R, (entries, heads, n_q, d_v)>,
     lse: Out<f32>,
     #[given = false] sinks: Option<In<f32>>,
     #[given = false] lengths: Option<In<i32>>,
     #[given = false] table: Option<Tensor<i32, (batch, most)>>,
+    #[given = false] k_descale: Option<In<f32>>,
+    #[given = false] v_descale: Option<In<f32>>,
     tiles_taken: InOut<i32>,
     mask_data: In<i32>,
     score_data: In<f32>,
@@ -116,10 +121,14 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
     static_assert(1 <= d_v && d_v <= d_v_tile, "d_v must be at least 1, and d_v_tile at least d_v");
     static_assert(table.is_none() || lengths.is_some(), "a table takes lengths");
+    static_assert(
+        C::dtype() == T::dtype() || lengths.is_some() && is_8_bit_float(C::dtype()),
+        "keys of another type are 8-bit floats in a cache",
+    );
     static_assert(lengths.is_none() || !even_keys, "lengths are no multiples of k_tile");
     static_assert(
-        pack == 1 || pack == group && mask.is_dense() && score.is_plain(),
-        "pack is 1 or group, without modifiers",
+        pack == 1 || pack == group && mask.ignores_head() && score.ignores_head(),
+        "pack is 1 or group, with modifiers that ignore the head",
     );
     if pack > 1 {
         assume(n_q <= 1 << 16);
@@ -144,7 +153,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_v_tile]);
         // Of pages without rows, none is read.
         let pages = table.map(|table| (table.index([batch]), page.max(1)));
-        let cached = |x: TensorPtr<T>, d_tile: usize| CachedRows { x, batch, head: kv_head, pages, n_k, d_tile };
+        let cached = |x: TensorPtr<C>, d_tile: usize| CachedRows { x, batch, head: kv_head, pages, n_k, d_tile };
         let cached = lengths.map(|_| [cached(k, d_tile), cached(v, d_v_tile)]);
 
         let packed = (pack > 1).then(|| PackedRows { head, rows: first_row + arange(0, q_tile), pack, n_q });
@@ -152,7 +161,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
             None => load(q_block, boundary_check = boundary_dims(true, padded), padding = zero),
             Some(rows) => load(rows.of(q.index([batch]), d_tile), mask = rows.mask(d, d_tile), other = 0.0),
         };
-        let site = Site { batch, head, n_q, n_k, causal };
+        let site = Site { batch, head, n_q, n_k, most_keys, causal };
         let (rows, all_rows) = match packed {
             None => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
             Some(rows) => (rows.positions(), (row_of_all / pack, (rows_of_all - 1) / pack + 2)),
@@ -166,6 +175,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
             k_boundary: boundary_dims(!even_keys, padded),
             v_boundary: boundary_dims(!even_keys, v_padded),
             cached,
+            k_descale: k_descale.map(|k_descale| load(k_descale + kv_head)),
             precision,
             scale,
             replicas,
@@ -182,7 +192,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
                 Some(rows) => load(sinks + rows.heads()),
             };
             // Finite, as below: above 2^127 the product may be infinite.
-            let sink = minimum(sink * std::f32::consts::LOG2_E, f32::MAX);
+            let sink = minimum(sink * std::f32::consts::LOG2_E, f32::MAX, propagate_nan = true);
             let sink_max = maximum(sink, no_max);
             let is_first = split.is_first();
             (where_(is_first, sink_max, no_max), where_(is_first, exp2(sink - sink_max), no_total))
@@ -199,7 +209,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         // A row that saw no key has a sum of 0: O = 0 · 1, L = log₂ 0 = −∞.
         let divisor = where_(total == 0.0, 1.0, total);
         let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_v_tile]);
-        let o_tile = (acc * (1.0 / divisor).expand_dims(1)).to::<R>();
+        let factor = if let Some(v_descale) = v_descale { load(v_descale + kv_head) / divisor } else { 1.0 / divisor };
+        let o_tile = (acc * factor.expand_dims(1)).to::<R>();
         let lse_tile = (row_max + log2(total)) * std::f32::consts::LN_2;
         let first_lse = (entry * q.dim(1) + head).to::<i64>() * n_q;
         if let Some(rows) = packed {
@@ -348,6 +359,11 @@ fn online_softmax<T: Float>(
     let acc = if is_lazy { rescale(acc, column) } else { acc * column };
     let acc = dot(p.to::<T>(), v, acc = acc, input_precision = precision);
     (acc, row_max, total * factor + sum(p, axis = 1))
+}
+
+/// Whether elements of this type may be in a cache beside queries of another one.
+pub(super) fn is_8_bit_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
 }
 
 /// The grid of the forward kernel, for tiles of all programs that share a block.

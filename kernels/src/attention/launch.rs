@@ -1,10 +1,11 @@
 //! Host side of attention: argument checks, workspace, and the order of the kernels, which [`super::passes`] launches.
 
-use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPreprocess};
+use super::backward_rows::DQ_SUM_ROWS;
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster, ordered_is_faster};
-use super::modifiers::{ALIBI, DOCUMENTS, Mask, PREFIX, SOFTCAP, SOFTCAP_ALIBI, Score, WINDOW};
-use super::passes::{ROW_TILE, RowVectors, launch_dkdv, launch_dq, launch_forward, launch_postprocess};
-use super::split_kv::{FlashAttentionFwdCombine, KvSplit};
+use super::forward::is_8_bit_float;
+use super::modifiers::{ALIBI, DOCUMENTS, Mask, PREFIX, RELATIVE, SOFTCAP, SOFTCAP_ALIBI, Score, WINDOW};
+use super::passes::{RowVectors, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess};
+use super::split_kv::{FlashAttentionFwdCombine, KvSplit, combine_tiles};
 use crate::tensor::{self, FloatElement};
 use std::fmt::Display;
 use std::ptr;
@@ -45,7 +46,8 @@ pub struct Options<'a> {
     pub causal: bool,
     /// Which keys a row sees; by default all, or those up to the diagonal.
     pub mask: Mask<'a>,
-    /// How scores are modified; by default not at all.
+    /// How scores are modified; by default not at all. [`relative_bias_gradient`](super::relative_bias_gradient) has the gradient of a
+    /// relative bias.
     pub score: Score<'a>,
     /// Attention sinks: for each query head a score that each row has in addition to those of its keys, with a value of 0 (gpt-oss).
     /// It is not scaled or modified. [`sink_gradients`](super::sink_gradients) has their gradients.
@@ -85,6 +87,15 @@ pub struct Cache<'a> {
     /// page in column ⌊j / rows⌋ (paged attention: Kwon and others, 2023). A page that is not there counts as zeros. Without a
     /// table, k and v are [batch, heads_kv, most keys, d]. Loops are split by the keys that there is room for.
     pub table: Option<tensor::Tensor<'a, i32, 2>>,
+    /// Dequantization scales of keys and of values, f32 [heads_kv] each: keys are the elements of k times them. 1 by default.
+    pub descale: Option<[View<'a, f32>; 2]>,
+}
+
+impl<'a> Cache<'a> {
+    /// A cache without pages, of elements that are not scaled.
+    pub fn new(lengths: View<'a, i32>) -> Cache<'a> {
+        Cache { lengths, table: None, descale: None }
+    }
 }
 
 impl<'a> Options<'a> {
@@ -190,19 +201,36 @@ impl<'a> Problem<'a> {
         self.form != Backward::TwoPass
     }
 
-    fn new<T: Element>(
+    /// As [`Problem::new`], for the backward pass.
+    pub fn of_backward<T: Element + Dtype>(
         device: &'a Device,
-        [q, k, v]: [&Tensor<T>; 3],
+        Saved { q, k, v, o, lse, d_o }: &Saved<T>,
         options: &'a Options<'a>,
     ) -> Result<Problem<'a>> {
-        let [batch, heads, n_q, d] = q.shape();
-        let [_, heads_kv, n_k, _] = unpaged(k.shape(), options);
-        let d_v = v.shape()[3];
-        for (name, d, shape) in [("q", d, q.shape()), ("v", d_v, v.shape())] {
+        let p = Problem::new::<T, T>(device, [q, k, v].map(|x| x.shape()), options)?;
+        expect(options.cache.is_none(), "cache", "none: attention of a cache has no backward pass", "a cache")?;
+        expect_shape("o", o.shape(), o_shape(q, v))?;
+        expect_shape("d_o", d_o.shape(), o_shape(q, v))?;
+        expect_len("lse", lse.len(), rows(q.shape()), ", one per row of q")?;
+        Ok(p)
+    }
+
+    fn new<T: Element, C: Element + Dtype>(
+        device: &'a Device,
+        [q, k, v]: [[usize; 4]; 3],
+        options: &'a Options<'a>,
+    ) -> Result<Problem<'a>> {
+        let [batch, heads, n_q, d] = q;
+        let [_, heads_kv, n_k, _] = unpaged(k, options);
+        let d_v = v[3];
+        let is_valid = C::DTYPE == T::DTYPE || options.cache.is_some() && is_8_bit_float(C::dtype());
+        let expected = format_args!("elements of type {}, as for q; beside a cache also 8-bit floats", T::DTYPE.name());
+        expect(is_valid, "k", expected, C::DTYPE.name())?;
+        for (name, d, shape) in [("q", d, q), ("v", d_v, v)] {
             let found = format_args!("shape {shape:?}");
             expect((1..=MAX_D).contains(&d), name, format_args!("a head dimension of 1 to {MAX_D}"), found)?;
         }
-        if let Some(Cache { lengths, table }) = options.cache {
+        if let Some(Cache { lengths, table, descale }) = options.cache {
             expect(
                 lengths.len() == batch,
                 "lengths",
@@ -211,6 +239,10 @@ impl<'a> Problem<'a> {
             )?;
             let rows = table.map_or(batch, |table| table.shape()[0]);
             expect(rows == batch, "table", format_args!("a row for each of {batch} batch entries"), rows)?;
+            for (name, scales) in ["k_descale", "v_descale"].into_iter().zip(descale.into_iter().flatten()) {
+                let expected = format_args!("a scale for each of {heads_kv} heads of k");
+                expect(scales.len() == heads_kv, name, expected, format_args!("{} scales", scales.len()))?;
+            }
             let is_documents = ptr::eq(options.mask.function, &DOCUMENTS);
             expect(
                 !is_documents,
@@ -220,9 +252,9 @@ impl<'a> Problem<'a> {
             )?;
         }
         let is_paged = options.cache.is_some_and(|cache| cache.table.is_some());
-        let [pages, _, rows, _] = k.shape();
-        expect_shape("k", k.shape(), [if is_paged { pages } else { batch }, heads_kv, rows, d])?;
-        expect_shape("v", v.shape(), [k.shape()[0], heads_kv, rows, d_v])?;
+        let [pages, _, rows, _] = k;
+        expect_shape("k", k, [if is_paged { pages } else { batch }, heads_kv, rows, d])?;
+        expect_shape("v", v, [pages, heads_kv, rows, d_v])?;
         let has_groups = if heads_kv == 0 { heads == 0 } else { heads.is_multiple_of(heads_kv) };
         let expected = "a number of heads that divides the number of heads of q";
         expect(has_groups, "k", expected, format_args!("{heads_kv} heads; q has {heads}"))?;
@@ -235,7 +267,7 @@ impl<'a> Problem<'a> {
             None if T::DTYPE.size() == 4 && device.is_cuda() => Precision::Tf32x3,
             _ => Precision::Ieee,
         };
-        let form = options.form::<T>(device, k.shape(), v.shape());
+        let form = options.form::<T>(device, k, v);
         if let Some(sinks) = options.sinks {
             let expected = format_args!("a score for each of {heads} heads");
             expect(sinks.len() == heads, "sinks", expected, format_args!("{} scores", sinks.len()))?;
@@ -246,7 +278,7 @@ impl<'a> Problem<'a> {
         expect_score(&options.score, score_data.len(), heads, [n_q, n_k])?;
         // One row sees all keys.
         let causal = options.causal && !(n_q == 1 && options.mask.function.is_dense());
-        let (d, pack) = (d.max(d_v), packed_heads(q.shape(), k.shape(), options));
+        let (d, pack) = (d.max(d_v), packed_heads(q, k, options));
         Ok(Problem { device, options, d, pack, causal, scale, precision, form, mask_data, score_data })
     }
 }
@@ -296,7 +328,18 @@ fn expect_score(
         let expected = format_args!("at most {MAX_ROWS} rows and keys");
         expect(n_q.max(n_k) <= MAX_ROWS, "alibi_slopes", expected, format_args!("{n_q} rows and {n_k} keys"))?;
     }
+    if ptr::eq(function, &RELATIVE) {
+        let width = relative_bias_len(n_q, n_k);
+        let expected =
+            format_args!("{width} numbers, for distances of {n_q} rows and {n_k} keys, for each of {heads} heads");
+        expect(data_len == heads.saturating_mul(width), "relative_bias", expected, format_args!("{data_len} numbers"))?;
+    }
     Ok(())
+}
+
+/// The number of distances between rows and keys: of the elements of a relative bias, per head. Saturates.
+pub fn relative_bias_len(n_q: usize, n_k: usize) -> usize {
+    n_q.saturating_add(n_k).saturating_sub(1)
 }
 
 /// Computes O and L of q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v [batch, heads_kv, n_k, d_v], as
@@ -305,14 +348,14 @@ fn expect_score(
 ///
 /// # Errors
 /// Shapes that do not match; launch errors.
-pub fn forward<T: FloatElement>(
+pub fn forward<T: FloatElement, C: Element + Dtype>(
     device: &Device,
     q: Tensor<T>,
-    k: Tensor<T>,
-    v: Tensor<T>,
+    k: Tensor<C>,
+    v: Tensor<C>,
     options: &Options,
 ) -> Result<(Buffer<T>, Buffer<f32>)> {
-    Problem::new(device, [&q, &k, &v], options)?;
+    Problem::new::<T, C>(device, [q.shape(), k.shape(), v.shape()], options)?;
     let (shape, needed) = (o_shape(&q, &v), forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), options));
     let mut o = Buffer::uninit(device, shape.iter().product())?;
     let mut lse = Buffer::uninit(device, rows(shape))?;
@@ -345,7 +388,7 @@ fn forward_split<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], opti
 }
 
 /// The shape of O.
-fn o_shape<T: Element>(q: &Tensor<T>, v: &Tensor<T>) -> [usize; 4] {
+fn o_shape<T: Element, C: Element>(q: &Tensor<T>, v: &Tensor<C>) -> [usize; 4] {
     let [batch, heads, n_q, _] = q.shape();
     [batch, heads, n_q, v.shape()[3]]
 }
@@ -354,15 +397,16 @@ fn o_shape<T: Element>(q: &Tensor<T>, v: &Tensor<T>) -> [usize; 4] {
 const MAX_PACKED: usize = 16;
 
 /// The query heads whose rows the forward kernel takes as those of one head, so that it loads their keys once: those of a group where
-/// they have few rows, and differ in nothing else; else 1.
+/// they have few rows, and no modifier distinguishes them; else 1.
 fn packed_heads([_, heads, n_q, _]: [usize; 4], k: [usize; 4], options: &Options) -> usize {
-    let is_plain = options.mask.function.is_dense() && options.score.function.is_plain();
+    let are_alike = options.mask.function.ignores_head() && options.score.function.ignores_head();
     let is_group = k[1] > 0 && heads.is_multiple_of(k[1]);
-    if is_plain && is_group && (1..=MAX_PACKED).contains(&n_q) { (heads / k[1]).max(1) } else { 1 }
+    let fits = n_q.saturating_mul(heads) <= MAX_ROWS;
+    if are_alike && is_group && fits && (1..=MAX_PACKED).contains(&n_q) { (heads / k[1]).max(1) } else { 1 }
 }
 
 /// The product of extents; saturates.
-fn product(extents: &[usize]) -> usize {
+pub(super) fn product(extents: &[usize]) -> usize {
     extents.iter().fold(1, |product, &extent| product.saturating_mul(extent))
 }
 
@@ -371,35 +415,37 @@ fn product(extents: &[usize]) -> usize {
 ///
 /// # Errors
 /// As [`forward`].
-pub fn forward_into<T: FloatElement>(
+pub fn forward_into<T: FloatElement, C: Element + Dtype>(
     device: &Device,
     q: Tensor<T>,
-    k: Tensor<T>,
-    v: Tensor<T>,
+    k: Tensor<C>,
+    v: Tensor<C>,
     mut o: TensorMut<T>,
     mut lse: ViewMut<f32>,
     workspace: ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
-    let p = Problem::new(device, [&q, &k, &v], options)?;
+    let p = Problem::new::<T, C>(device, [q.shape(), k.shape(), v.shape()], options)?;
     expect_shape("o", o.shape(), o_shape(&q, &v))?;
     expect_len("lse", lse.len(), rows(q.shape()), ", one per row of q")?;
     let needed = forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), options);
     expect_len("workspace", workspace.len(), needed, "")?;
     let split = forward_split::<T>(device, q.shape(), k.shape(), options);
     if !split.is_split() {
-        return launch_forward(&p, [q, k, v], &mut o, &mut lse, split);
+        return launch_forward(&p, q, [k, v], &mut o, &mut lse, split);
     }
     let (mut partial_o, rest) = split_results(workspace, o_shape(&q, &v), split)?;
     let (mut partial_lse, _) = rest.split_at(rows(partial_o.shape()))?;
-    launch_forward(&p, [q, k, v], &mut partial_o, &mut partial_lse, split)?;
+    launch_forward(&p, q, [k, v], &mut partial_o, &mut partial_lse, split)?;
+    let [q_tile, split_tile] = combine_tiles(split, q.shape()[2], v.shape()[3]);
     FlashAttentionFwdCombine {
         partial_o: &partial_o.as_view(),
         partial_lse: &partial_lse,
         o: &mut o,
         lse: &mut lse,
         num_splits: split.count as i32,
-        q_tile: ROW_TILE,
+        q_tile,
+        split_tile,
     }
     .launch_with(device, &options.launch_rows())
 }
@@ -469,7 +515,7 @@ fn dq_sum_len([batch, heads, n_q, d]: [usize; 4]) -> usize {
 }
 
 /// Rows of one workspace vector, rounded up so that the second vector is aligned like the first.
-fn aligned_rows(q_shape: [usize; 4]) -> usize {
+pub(super) fn aligned_rows(q_shape: [usize; 4]) -> usize {
     saturating_multiple(rows(q_shape), 64)
 }
 
@@ -485,12 +531,13 @@ pub struct Gradients<T: Element> {
     pub dv: Buffer<T>,
 }
 
-/// Computes the gradients of q, k and v. Those of sinks are [`sink_gradients`](super::sink_gradients).
+/// Computes the gradients of q, k and v. Those of sinks are [`sink_gradients`](super::sink_gradients), and that of a relative bias
+/// [`relative_bias_gradient`](super::relative_bias_gradient).
 ///
 /// # Errors
 /// Shapes that do not match; launch errors.
 pub fn backward<T: FloatElement>(device: &Device, saved: Saved<T>, options: &Options) -> Result<Gradients<T>> {
-    Problem::new(device, [&saved.q, &saved.k, &saved.v], options)?;
+    Problem::of_backward(device, &saved, options)?;
     let shapes @ [q, k, v] = [saved.q, saved.k, saved.v].map(|tensor| tensor.shape());
     let [dq, dk, dv] = shapes.map(|shape| Buffer::uninit(device, shape.iter().product()));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
@@ -515,20 +562,12 @@ pub fn backward_into<T: FloatElement>(
     workspace: ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
-    let Saved { q, k, v, o, lse, d_o } = saved;
-    let p = Problem::new(device, [&q, &k, &v], options)?;
-    expect(options.cache.is_none(), "cache", "none: attention of a cache has no backward pass", "a cache")?;
-    let (q_shape, k_shape, v_shape) = (q.shape(), k.shape(), v.shape());
-    for (name, shape, expected) in [
-        ("o", o.shape(), o_shape(&q, &v)),
-        ("d_o", d_o.shape(), o_shape(&q, &v)),
-        ("dq", dq.shape(), q_shape),
-        ("dk", dk.shape(), k_shape),
-        ("dv", dv.shape(), v_shape),
-    ] {
+    let p = Problem::of_backward(device, &saved, options)?;
+    let [q_shape, k_shape, v_shape] = [saved.q, saved.k, saved.v].map(|tensor| tensor.shape());
+    let gradients = [("dq", dq.shape(), q_shape), ("dk", dk.shape(), k_shape), ("dv", dv.shape(), v_shape)];
+    for (name, shape, expected) in gradients {
         expect_shape(name, shape, expected)?;
     }
-    expect_len("lse", lse.len(), rows(q_shape), ", one per row of q")?;
     let needed = backward_workspace::<T>(device, q_shape, k_shape, v_shape, options);
     expect_len("workspace", workspace.len(), needed, "")?;
     let (mut delta, rest) = workspace.split_at(aligned_rows(q_shape))?;
@@ -536,18 +575,7 @@ pub fn backward_into<T: FloatElement>(
     let (mut dq_sum, mut rest) = rest.split_at(if p.is_one_pass() { dq_sum_len(q_shape) } else { 0 })?;
     let [dkdv_split, dq_split] = backward_splits::<T>(device, q_shape, k_shape, options);
 
-    FlashAttentionBwdPreprocess {
-        o: &o,
-        d_o: &d_o,
-        lse: &lse,
-        delta: &mut delta,
-        lse2: &mut lse2,
-        dq_sum: &mut dq_sum,
-        d: q_shape[3],
-        q_tile: ROW_TILE,
-        one_pass: p.is_one_pass(),
-    }
-    .launch_with(device, &options.launch_rows())?;
+    launch_preprocess(&p, saved, [&mut delta, &mut lse2], &mut dq_sum, p.is_one_pass())?;
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
     if dkdv_split.is_split() {
         let (mut partial_dk, rest) = split_results(rest.reborrow(), k_shape, dkdv_split)?;
@@ -604,7 +632,7 @@ mod tests {
         assert_eq!(backward_workspace::<f16>(&device, shape, shape, v, &two), rows * (2 + 16 + 2 * (16 + 24)));
     }
 
-    /// The heads of a group are the rows of one head where each has few, and nothing else distinguishes them.
+    /// The heads of a group are the rows of one head where each has few, and no modifier distinguishes them.
     #[test]
     fn groups_of_few_queries_are_packed() {
         let (q, k) = ([3, 8, 5, 16], [3, 2, 1024, 24]);
@@ -614,13 +642,9 @@ mod tests {
         let slopes = Buffer::<f32>::zeros(&device, 8).unwrap();
         let window = Options { mask: Mask::window(3), ..Options::new(true) };
         let alibi = Options { score: Score::new(None, Some(slopes.view())), ..Options::default() };
-        let cases = [
-            (q, k, &window),
-            (q, k, &alibi),
-            ([3, 8, 17, 16], k, &plain),
-            ([3, 8, 0, 16], k, &plain),
-            (q, [3, 8, 9, 16], &plain),
-        ];
+        assert_eq!(packed_heads(q, k, &window), 4);
+        let cases =
+            [(q, k, &alibi), ([3, 8, 17, 16], k, &plain), ([3, 8, 0, 16], k, &plain), (q, [3, 8, 9, 16], &plain)];
         for (q, k, options) in cases {
             assert_eq!(packed_heads(q, k, options), 1);
         }

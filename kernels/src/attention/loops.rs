@@ -262,9 +262,9 @@ impl PackedRows {
 
 /// K or V of a batch entry in a cache.
 #[derive(Clone, Copy)]
-pub(super) struct CachedRows<T: Float> {
+pub(super) struct CachedRows<C: Dtype> {
     /// [batch, heads, most keys, d], or [pages, heads, rows, d].
-    pub x: TensorPtr<T>,
+    pub x: TensorPtr<C>,
     pub batch: Scalar<i32>,
     pub head: Scalar<i32>,
     /// The pages of the entry, and the rows of one.
@@ -274,11 +274,11 @@ pub(super) struct CachedRows<T: Float> {
     pub d_tile: usize,
 }
 
-impl<T: Float> CachedRows<T> {
+impl<C: Dtype> CachedRows<C> {
     /// The rows of these keys, [keys, d_tile]; zeros for keys from n_k on, whose memory may hold anything, and of pages that are
     /// not there.
     #[device_fn]
-    fn load(self, keys: Tile<i32>) -> Tile<T> {
+    fn load(self, keys: Tile<i32>) -> Tile<C> {
         let CachedRows { x, batch, head, pages, n_k, d_tile } = self;
         let seen = keys < n_k;
         let (rows, is_there) = if let Some((table, page)) = pages {
@@ -289,26 +289,29 @@ impl<T: Float> CachedRows<T> {
         };
         let column = arange(0, d_tile).expand_dims(0);
         let at = (rows + head * x.stride(1)).expand_dims(1) + column.to::<i64>() * x.stride(3);
-        load(x.ptr() + at, mask = is_there.expand_dims(1) & (column < x.dim(3)), other = 0.0)
+        let zero = scalar::<f32>(0.0).to::<C>();
+        load(x.ptr() + at, mask = is_there.expand_dims(1) & (column < x.dim(3)), other = zero)
     }
 }
 
 /// What all iterations over tiles of keys use.
 #[derive(Clone, Copy)]
-pub(super) struct KeyLoop<T: Float> {
+pub(super) struct KeyLoop<T: Float, C: Dtype> {
     pub q: Tile<T>,
     /// [q_tile, 1].
     pub rows: Tile<i32>,
     /// The first tiles.
-    pub k: BlockPtr<T>,
-    pub v: BlockPtr<T>,
+    pub k: BlockPtr<C>,
+    pub v: BlockPtr<C>,
     pub k_tile: usize,
     /// The dimensions of tiles of K that need a boundary check.
     pub k_boundary: &'static [usize],
     /// As `k_boundary`, of V.
     pub v_boundary: &'static [usize],
     /// K and V in a cache, in place of `k` and `v`.
-    pub cached: Option<[CachedRows<T>; 2]>,
+    pub cached: Option<[CachedRows<C>; 2]>,
+    /// Factor of the products with keys.
+    pub k_descale: Option<Scalar<f32>>,
     pub precision: Precision,
     pub scale: Scalar<f32>,
     pub replicas: usize,
@@ -324,7 +327,7 @@ pub(super) struct KeyTiles<'a, T: Float> {
     pub scale2: Scalar<f32>,
 }
 
-impl<T: Float> KeyLoop<T> {
+impl<T: Float, C: Dtype> KeyLoop<T, C> {
     /// Calls `step` with `state` and the tiles of each iteration; it returns the next state.
     #[device_fn]
     pub fn run<S: Carried<Handle = S>>(
@@ -334,7 +337,8 @@ impl<T: Float> KeyLoop<T> {
         state: S,
         step: impl Fn(S, KeyTiles<T>) -> S,
     ) -> S {
-        let KeyLoop { q, rows, k, v, k_tile, k_boundary, v_boundary, cached, precision, scale, replicas } = self;
+        let KeyLoop { q, rows, k, v, k_tile, k_boundary, v_boundary, cached, k_descale, precision, .. } = self;
+        let (scale, replicas) = (self.scale, self.replicas);
         parts.into_iter().fold(state, |state, part| {
             let (first, end) = part.tiles;
             let rules = Rules { mask: part.mask, modify, scale };
@@ -353,7 +357,9 @@ impl<T: Float> KeyLoop<T> {
                         (k.load(keys), v.load(keys))
                     }
                 };
+                let (kt, vt) = (kt.to::<T>(), vt.to::<T>());
                 let product = dot(q, kt.trans(), input_precision = precision);
+                let product = if let Some(k_descale) = k_descale { product * k_descale } else { product };
                 let keys = (i * k_tile + arange(0, k_tile)).expand_dims(0);
                 let scores = Scores { dot: product, rows, keys, rules };
                 state = step(state, KeyTiles { k: kt, v: vt, scores, scale2 });

@@ -3,7 +3,8 @@
 //! O = softmax(scale · Q Kᵀ) V for each batch entry and head, with the row-wise log-sum-exp L, which the backward pass
 //! reads. [`forward()`] and [`backward()`] launch the kernels of [`mod@forward`], [`mod@backward`] and
 //! [`backward_rows`]. [`config`] chooses tile sizes. [`split_kv`] splits the loop over keys or queries (split-KV,
-//! FlashDecoding) where the grid is sub-wave. [`sinks`] has the gradients of attention sinks. [`mod@reference`] is the definition in f64, against which the kernels are
+//! FlashDecoding) where the grid is sub-wave. [`sinks`] has the gradients of attention sinks, [`relative`]
+//! those of relative biases. [`mod@reference`] is the definition in f64, against which the kernels are
 //! tested.
 //!
 //! Grouped-query attention: the number of query heads is a multiple of the number of key/value heads (groups of
@@ -23,13 +24,15 @@ pub mod modifiers;
 mod ordered;
 mod passes;
 pub mod reference;
+pub mod relative;
 pub mod sinks;
 pub mod split_kv;
 
 pub use config::Tiles;
 pub use launch::{
     Backward, Cache, Gradients, Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace,
-    forward, forward_into, forward_workspace,
+    forward, forward_into, forward_workspace, relative_bias_len,
 };
 pub use modifiers::{Mask, Score};
+pub use relative::{relative_bias_gradient, relative_bias_gradient_into, relative_bias_workspace};
 pub use sinks::{sink_gradients, sink_gradients_into};

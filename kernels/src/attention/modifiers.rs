@@ -6,7 +6,8 @@
 //! and, for the backward pass, their derivative.
 //!
 //! A modifier has one number and one tensor as its run-time arguments. [`WINDOW`], [`PREFIX`] and [`DOCUMENTS`] are
-//! masks, [`SOFTCAP`], [`ALIBI`] and [`SOFTCAP_ALIBI`] score functions; others are declared like them.
+//! masks, [`SOFTCAP`], [`ALIBI`], [`SOFTCAP_ALIBI`] and [`RELATIVE`] score functions; others are
+//! declared like them.
 
 use super::launch::MAX_ROWS;
 use tilewright_runtime::prelude::*;
@@ -18,7 +19,10 @@ pub struct Site {
     /// The query head.
     pub head: Scalar<i32>,
     pub n_q: Scalar<i32>,
+    /// Keys of the batch entry.
     pub n_k: Scalar<i32>,
+    /// Keys that there is room for: the capacity of a cache, `n_k` without one.
+    pub most_keys: Scalar<i32>,
     /// Whether row i sees no key beyond i + (n_k − n_q).
     pub causal: bool,
 }
@@ -157,6 +161,24 @@ pub static ALIBI: ScoreMod = ScoreMod { name: "alibi", has_derivative: false, bi
 pub static SOFTCAP_ALIBI: ScoreMod =
     ScoreMod { name: "softcap_alibi", has_derivative: true, bind: |args| with_alibi(args, true) };
 
+/// Relative bias (T5: Raffel and others, 2020): adds a number for each head and distance. The tensor is [heads, n_q + n_k − 1], with
+/// n_k the keys that there is room for; element n_q − 1 + t of a head is that of the key t places before a row's diagonal, which is key
+/// i + (n_k − n_q). t is below 0 after the diagonal.
+pub static RELATIVE: ScoreMod = ScoreMod { name: "relative", has_derivative: false, bind: with_relative_bias };
+
+#[device_fn]
+fn with_relative_bias(args: ScoreArgs) -> ScoreFn {
+    let Site { head, n_q, n_k, most_keys, .. } = args.site;
+    let width = n_q + most_keys - 1;
+    let biases = args.data + head.to::<i64>() * width;
+    Box::new(move |scores, rows, keys| {
+        let element = rows + (n_k - 1 - keys);
+        // Rows and keys beyond the ends have none. Up to 2^30 rows and keys, the sum fits an i32.
+        let bias = load(biases + element, mask = (element >= 0) & (element < width), other = 0.0);
+        Modified { scores: scores + bias, derivative: None }
+    })
+}
+
 #[device_fn]
 fn with_alibi(args: ScoreArgs, capped: bool) -> ScoreFn {
     let slope = load(args.data + args.site.head);
@@ -187,6 +209,11 @@ impl MaskMod {
     pub fn is_dense(&self) -> bool {
         std::ptr::eq(self, &DENSE)
     }
+
+    /// Whether rows at one position of all heads see the same keys: false for masks that are not of this module.
+    pub(super) fn ignores_head(&self) -> bool {
+        [&DENSE, &WINDOW, &PREFIX, &DOCUMENTS].into_iter().any(|known| std::ptr::eq(known, self))
+    }
 }
 
 impl ScoreMod {
@@ -195,7 +222,13 @@ impl ScoreMod {
         (!self.is_plain()).then(|| (self.bind)(args))
     }
 
-    pub(super) fn is_plain(&self) -> bool {
+    /// Whether the scores of all heads are modified alike: false for functions that are not of this module.
+    pub(super) fn ignores_head(&self) -> bool {
+        [&PLAIN, &SOFTCAP].into_iter().any(|known| std::ptr::eq(known, self))
+    }
+
+    /// Whether this is [`PLAIN`].
+    pub fn is_plain(&self) -> bool {
         std::ptr::eq(self, &PLAIN)
     }
 }
@@ -209,8 +242,8 @@ impl ConstexprItem for MaskMod {
 }
 
 impl ConstexprItem for ScoreMod {
-    const TYPE: &'static str = "plain | softcap | alibi | softcap_alibi";
-    const KNOWN: &'static [&'static ScoreMod] = &[&PLAIN, &SOFTCAP, &ALIBI, &SOFTCAP_ALIBI];
+    const TYPE: &'static str = "plain | softcap | alibi | softcap_alibi | relative";
+    const KNOWN: &'static [&'static ScoreMod] = &[&PLAIN, &SOFTCAP, &ALIBI, &SOFTCAP_ALIBI, &RELATIVE];
     fn name(&self) -> &'static str {
         self.name
     }
@@ -283,5 +316,11 @@ impl<'a> Score<'a> {
             (Some(_), Some(_)) => &SOFTCAP_ALIBI,
         };
         Score { function, number: softcap.unwrap_or(0.0), data: alibi_slopes }
+    }
+
+    /// A relative bias ([`RELATIVE`]), f32 [heads, n_q + n_k − 1]; with a cache n_k is the number of keys that there is room for.
+    /// [`relative_bias_gradient`](super::relative_bias_gradient) has its gradient.
+    pub fn relative(bias: View<'a, f32>) -> Score<'a> {
+        Score { function: &RELATIVE, number: 0.0, data: Some(bias) }
     }
 }

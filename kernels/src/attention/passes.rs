@@ -1,7 +1,7 @@
 //! One function per kernel, which fills in the arguments that [`super::launch`] has checked, and launches it.
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
-use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess};
+use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
 use super::config::{Pass, Tiles, adds_lanes_first, decoding_tiles, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect};
@@ -15,7 +15,7 @@ pub(super) const ROW_TILE: usize = 32;
 
 impl Problem<'_> {
     /// The tiles of a kernel that are not the tuner's: those of the options, or those of modifiers.
-    fn given_tiles<T: Element>(&self, pass: Pass, split: KvSplit, n_q: usize) -> Result<Option<Tiles>> {
+    fn given_tiles<T: Element, C: Element>(&self, pass: Pass, split: KvSplit, n_q: usize) -> Result<Option<Tiles>> {
         let options = self.options;
         let given = match pass {
             Pass::Forward => options.forward_tiles,
@@ -29,7 +29,7 @@ impl Problem<'_> {
         // Packed rows of few queries, and those of a cache, are not the tuner's.
         let rows = n_q * self.pack;
         let is_decoding = pass == Pass::Forward && (options.cache.is_some() || self.pack > 1 && rows <= 16);
-        let decoding = || is_decoding.then(|| decoding_tiles(rows, self.d, bytes, &target));
+        let decoding = || is_decoding.then(|| decoding_tiles(rows, self.d, [bytes, C::DTYPE.size()], &target));
         let tiles = given.or_else(decoding).or_else(modified);
         if let Some(Tiles { q_tile, k_tile, .. }) = tiles {
             // So they divide the rows of every split.
@@ -45,7 +45,7 @@ impl Problem<'_> {
 /// [`Problem::given_tiles`].
 macro_rules! launch {
     ($kernel:ident, $tiles:expr, $p:expr, $split:expr, $inputs:expr, { $($own:tt)* }) => {{
-        let (p, options, [q, k, v]) = ($p, $p.options, $inputs);
+        let (p, options, (q, k, v)) = ($p, $p.options, $inputs);
         let mut args = $kernel {
             q: &q,
             k: &k,
@@ -75,27 +75,32 @@ macro_rules! launch {
 }
 
 /// Launches the forward kernel: O and L, or those of each split.
-pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
+pub(super) fn launch_forward<T: FloatElement, R: FloatElement, C: Element + Dtype>(
     p: &Problem,
-    inputs: [Tensor<T>; 3],
+    q: Tensor<T>,
+    [k, v]: [Tensor<C>; 2],
     o: &mut TensorMut<R>,
     lse: &mut ViewMut<f32>,
     split: KvSplit,
 ) -> Result<()> {
-    let [batch, heads, n_q, _] = inputs[0].shape();
+    let [batch, heads, n_q, _] = q.shape();
     // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
     let tuned_may = p.device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
         && T::DTYPE.size() == 2
         && !is_sub_wave([batch, heads / p.pack], n_q * p.pack);
-    let given = p.given_tiles::<T>(Pass::Forward, split, n_q)?;
+    let given = p.given_tiles::<T, C>(Pass::Forward, split, n_q)?;
     let may_persist = given.map_or(tuned_may, |tiles| tiles.persistent);
+    let cache = p.options.cache.as_ref();
+    let descale = cache.and_then(|cache| cache.descale.as_ref());
     with_counters(p, usize::from(may_persist), |tiles_taken| {
-        launch!(FlashAttentionFwd, given, p, split, inputs, {
+        launch!(FlashAttentionFwd, given, p, split, (q, k, v), {
             o,
             lse,
             sinks: p.options.sinks.as_ref().map(|sinks| sinks as _),
-            lengths: p.options.cache.as_ref().map(|cache| &cache.lengths as _),
-            table: p.options.cache.as_ref().and_then(|cache| cache.table.as_ref()).map(|table| table as _),
+            lengths: cache.map(|cache| &cache.lengths as _),
+            table: cache.and_then(|cache| cache.table.as_ref()).map(|table| table as _),
+            k_descale: descale.map(|[k, _]| k as _),
+            v_descale: descale.map(|[_, v]| v as _),
             tiles_taken,
             programs: p.device.info().compute_units.max(1) as i32,
             replicas: tuned(),
@@ -116,6 +121,19 @@ fn with_counters(p: &Problem, count: usize, launch: impl FnOnce(&mut Buffer<i32>
 pub(super) struct RowVectors<'a> {
     pub lse2: View<'a, f32>,
     pub delta: View<'a, f32>,
+}
+
+/// Launches preprocessing: D and L · log₂ e of each row, and for one pass the first sums of dQ.
+pub(super) fn launch_preprocess<T: FloatElement>(
+    p: &Problem,
+    Saved { q, o, lse, d_o, .. }: Saved<T>,
+    [delta, lse2]: [&mut ViewMut<f32>; 2],
+    dq_sum: &mut ViewMut<f32>,
+    one_pass: bool,
+) -> Result<()> {
+    let d = q.shape()[3];
+    FlashAttentionBwdPreprocess { o: &o, d_o: &d_o, lse: &lse, delta, lse2, dq_sum, d, q_tile: ROW_TILE, one_pass }
+        .launch_with(p.device, &p.options.launch_rows())
 }
 
 /// Launches postprocessing: a gradient in its type, from the f32 sums of the splits; without splits, dQ from those of one
@@ -151,10 +169,10 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
     let [batch, heads, n_q, _] = q.shape();
     let ordered = p.form == Backward::Ordered;
-    let given = p.given_tiles::<T>(Pass::Dkdv, split, n_q)?;
+    let given = p.given_tiles::<T, T>(Pass::Dkdv, split, n_q)?;
     let count = if ordered { batch * heads * n_q.next_multiple_of(DQ_SUM_ROWS) / 16 } else { 0 };
     with_counters(p, count, |counters| {
-        launch!(FlashAttentionBwdDkdv, given, p, split, [q, k, v], {
+        launch!(FlashAttentionBwdDkdv, given, p, split, (q, k, v), {
             d_o, lse2, delta, dk, dv, dq_sum, counters, one_pass: p.is_one_pass(), ordered,
             lanes_first: adds_lanes_first(&p.device.target()),
         })
@@ -170,6 +188,6 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
     split: KvSplit,
 ) -> Result<()> {
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
-    let given = p.given_tiles::<T>(Pass::Dq, split, q.shape()[2])?;
-    launch!(FlashAttentionBwdDq, given, p, split, [q, k, v], { d_o, lse2, delta, dq, })
+    let given = p.given_tiles::<T, T>(Pass::Dq, split, q.shape()[2])?;
+    launch!(FlashAttentionBwdDq, given, p, split, (q, k, v), { d_o, lse2, delta, dq, })
 }

@@ -1,6 +1,7 @@
 //! Attention in f64 by its definition: the reference of the kernels.
 
 use super::documents::document_ranges;
+use super::launch::relative_bias_len;
 use super::modifiers::{Mask, Score};
 use tilewright_runtime::prelude::*;
 
@@ -36,6 +37,8 @@ pub struct Modifiers {
     pub softcap: Option<f64>,
     /// − slope · |distance from the diagonal|, after the softcap; [`alibi_slope`] gives the slopes.
     pub alibi: bool,
+    /// A number for each distance is added, without a softcap and ALiBi; [`relative_bias`] gives it.
+    pub relative: bool,
     /// A score in addition to those of the keys, with a value of 0; [`sink_score`] gives it.
     pub sinks: bool,
 }
@@ -43,6 +46,11 @@ pub struct Modifiers {
 /// The sink's score of a head: some are far below most scores, some far above.
 pub fn sink_score(head: usize) -> f64 {
     6.0 * (head as f64 + 0.5).sin()
+}
+
+/// The relative bias of a head, for keys `t` places before the diagonal.
+pub fn relative_bias(head: usize, t: i64) -> f64 {
+    2.0 * (0.7 * t as f64 + head as f64).sin()
 }
 
 /// The slope of a head of `heads`: 2^(−8 (head + 1) / heads) (Press and others, 2022).
@@ -57,10 +65,11 @@ pub struct ModifierTensors {
     slopes: Buffer<f32>,
     ranges: Buffer<i32>,
     sinks: Buffer<f32>,
+    relative: Buffer<f32>,
 }
 
 impl ModifierTensors {
-    /// Uploads the slope of each head, and computes the ranges of packed sequences, if there are any.
+    /// Uploads slopes, sinks and biases, and computes the ranges of packed sequences, if there are any.
     ///
     /// # Errors
     /// Out of memory; launch errors.
@@ -70,15 +79,19 @@ impl ModifierTensors {
         let slopes = Buffer::from_slice(device, &slopes)?;
         let sinks: Vec<f32> = (0..heads_q).map(|head| sink_score(head) as f32).collect();
         let sinks = Buffer::from_slice(device, &sinks)?;
+        let distances = if modifiers.relative { 1 - n_q as i64..n_k as i64 } else { 0..0 };
+        let relative = |head| distances.clone().map(move |t| relative_bias(head, t) as f32);
+        let relative = Buffer::from_slice(device, &(0..heads_q).flat_map(relative).collect::<Vec<f32>>())?;
         let Some(starts) = modifiers.documents else {
-            return Ok(ModifierTensors { modifiers, n_q, slopes, ranges: Buffer::uninit(device, 0)?, sinks });
+            let ranges = Buffer::uninit(device, 0)?;
+            return Ok(ModifierTensors { modifiers, n_q, slopes, ranges, sinks, relative });
         };
         let lengths = [0, 1].map(|side| starts.iter().map(|start| start[side] as i32).collect::<Vec<i32>>());
         let (rows, keys) = (Buffer::from_slice(device, &lengths[0])?, Buffer::from_slice(device, &lengths[1])?);
         let mut ranges = Buffer::poisoned(device, 2 * (n_q + n_k))?;
         let (lengths, window) = ([rows.view(), keys.view()], modifiers.window);
         document_ranges(device, lengths, [n_q, n_k], causal, window, ranges.view_mut(), None)?;
-        Ok(ModifierTensors { modifiers, n_q, slopes, ranges, sinks })
+        Ok(ModifierTensors { modifiers, n_q, slopes, ranges, sinks, relative })
     }
 
     /// The mask of the problem; its `causal` is that of the options.
@@ -93,6 +106,10 @@ impl ModifierTensors {
 
     /// The score function of the problem.
     pub fn score(&self) -> Score<'_> {
+        if self.modifiers.relative {
+            assert!(self.modifiers.softcap.is_none() && !self.modifiers.alibi, "a bias is the only score function");
+            return Score::relative(self.relative.view());
+        }
         let softcap = self.modifiers.softcap.map(|cap| cap as f32);
         Score::new(softcap, self.modifiers.alibi.then(|| self.slopes.view()))
     }
@@ -111,6 +128,8 @@ pub struct Gradients {
     pub dv: Vec<f64>,
     /// [heads]; 0 without sinks.
     pub d_sinks: Vec<f64>,
+    /// [heads, n_q + n_k − 1]: of the relative bias.
+    pub d_relative: Vec<f64>,
 }
 
 /// The offsets of a row and of its head in dense tensors.
@@ -184,42 +203,45 @@ impl Problem {
 
     /// A modified score, and its derivative with respect to the score.
     pub fn modified(&self, score: f64, head: usize, row: usize, key: usize) -> (f64, f64) {
-        let Modifiers { softcap, alibi, .. } = self.modifiers;
+        let Modifiers { softcap, alibi, relative, .. } = self.modifiers;
         let (score, derivative) = match softcap {
             Some(cap) => (cap * (score / cap).tanh(), 1.0 - (score / cap).tanh().powi(2)),
             None => (score, 1.0),
         };
-        let distance = (row as f64 + self.n_k as f64 - self.n_q as f64 - key as f64).abs();
-        let bias = if alibi { alibi_slope(head, self.heads_q) * distance } else { 0.0 };
-        (score - bias, derivative)
+        let distance = row as i64 + self.n_k as i64 - self.n_q as i64 - key as i64;
+        let alibi = if alibi { -alibi_slope(head, self.heads_q) * distance.abs() as f64 } else { 0.0 };
+        let relative = if relative { relative_bias(head, distance) } else { 0.0 };
+        (score + alibi + relative, derivative)
     }
 
-    /// dQ of one row of a head, from its q and dO rows and the head's k and v.
-    pub fn one_row_gradient(&self, head: usize, row: usize, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Vec<f64> {
+    /// dQ of one row of a head, from its rows [q, O, dO] and the head's [k, v]. D is that of this O, as it may be rounded.
+    pub fn one_row_gradient(&self, at: [usize; 2], [q, o, d_o]: [&[f64]; 3], [k, v]: [&[f64]; 2]) -> Vec<f64> {
         let mut dq = vec![0.0; self.d];
-        self.for_each_gradient([head, row], [q, k, v, d_o], Offsets::default(), |j, ds, _| {
+        let delta = Some(inner(self.d_v, o, d_o));
+        self.for_each_gradient(at, [q, k, v, d_o], Offsets::default(), delta, |j, [ds, _], _| {
             dq.iter_mut().zip(&k[j * self.d..]).for_each(|(dq, k)| *dq += ds * k);
         });
         dq
     }
 
-    /// Calls `f` for each key that a row sees, with scale · dS and P, where dS is the gradient of the score. Returns the gradient
-    /// of the sink.
+    /// Calls `f` for each key that a row sees, with scale · dS and the gradient of the modified score, where dS is that of the score, and
+    /// with P. `delta` is D, that of the exact O by default. Returns the gradient of the sink.
     fn for_each_gradient(
         &self,
         [head, row]: [usize; 2],
         [q, k, v, d_o]: [&[f64]; 4],
         at: Offsets,
-        mut f: impl FnMut(usize, f64, f64),
+        delta: Option<f64>,
+        mut f: impl FnMut(usize, [f64; 2], f64),
     ) -> f64 {
         let scores = self.scores(q, k, [head, row], at.q, at.k);
         let lse = self.log_sum_exp(&scores, head);
         let weights: Vec<f64> = scores.iter().map(|s| (s.1 - lse).exp()).collect();
         let d_weight = |key: usize| inner(self.d_v, &d_o[at.o..], &v[at.v + key * self.d_v..]);
         let d_weights: Vec<f64> = scores.iter().map(|s| d_weight(s.0)).collect();
-        let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
+        let mean = delta.unwrap_or_else(|| weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum());
         for ((j, _, derivative), (w, d)) in scores.into_iter().zip(weights.iter().zip(&d_weights)) {
-            f(j, self.scale * w * (d - mean) * derivative, *w);
+            f(j, [self.scale * w * (d - mean) * derivative, w * (d - mean)], *w);
         }
         if self.modifiers.sinks { -(sink_score(head) - lse).exp() * mean } else { 0.0 }
     }
@@ -277,10 +299,13 @@ pub fn forward(p: &Problem, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f
 /// dS = P ∘ (dP − rowsum(P ∘ dP)), times the derivatives of the modified scores, dQ = scale · dS K, dK = scale · dSᵀ Q,
 /// dV = Pᵀ dO.
 pub fn backward(p: &Problem, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Gradients {
-    let [dq, dk, dv, d_sinks] = [q.len(), k.len(), v.len(), p.heads_q].map(|len| vec![0.0; len]);
-    let mut g = Gradients { dq, dk, dv, d_sinks };
+    let distances = relative_bias_len(p.n_q, p.n_k);
+    let lens = [q.len(), k.len(), v.len(), p.heads_q, p.heads_q * distances];
+    let [dq, dk, dv, d_sinks, d_relative] = lens.map(|len| vec![0.0; len]);
+    let mut g = Gradients { dq, dk, dv, d_sinks, d_relative };
     p.for_each_row(|_, row, at| {
-        g.d_sinks[row[0]] += p.for_each_gradient(row, [q, k, v, d_o], at, |j, ds, weight| {
+        g.d_sinks[row[0]] += p.for_each_gradient(row, [q, k, v, d_o], at, None, |j, [ds, d_modified], weight| {
+            g.d_relative[row[0] * distances + row[1] + p.n_k - 1 - j] += d_modified;
             for x in 0..p.d {
                 let key = at.k + j * p.d + x;
                 g.dq[at.q + x] += ds * k[key];

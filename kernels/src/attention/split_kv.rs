@@ -7,10 +7,11 @@
 //! [`backward_rows`](super::backward_rows) sums the gradients, both in a fixed order: the same inputs give the same
 //! bits.
 
-use super::backward_rows::{row_block, sum_block};
+use super::backward_rows::row_block;
 use super::config::{Pass, d_tile};
 use super::forward::row_offset;
 use super::launch::{MAX_ROWS, Options};
+use super::passes::ROW_TILE;
 use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
@@ -44,7 +45,12 @@ impl KvSplit {
             // The ranges of other masks are short, or of different lengths.
             let may_split = options.mask.function.is_dense() && device.is_cuda();
             let programs = heads * rows.div_ceil(64);
-            if may_split { default_splits(pass, causal, T::DTYPE.size(), q[3], programs, loop_rows) } else { 1 }
+            let is_decoding = pass == Pass::Forward && rows <= 16 && T::DTYPE.size() == 2;
+            match may_split {
+                true if is_decoding => decoding_splits(q[3], programs, loop_rows),
+                true => default_splits(pass, causal, T::DTYPE.size(), q[3], programs, loop_rows),
+                false => 1,
+            }
         };
         KvSplit::at_most(options.num_splits.unwrap_or_else(default), loop_rows)
     }
@@ -61,6 +67,13 @@ impl KvSplit {
     pub fn is_split(self) -> bool {
         self.count > 1
     }
+}
+
+/// The default number of splits of few queries: as many programs as keep all loads of an H200 in flight, of which an SM runs two with
+/// d = 64 (`harness/records/2026-11-30-h200-decode-splits.jsonl`).
+fn decoding_splits(d: usize, programs: usize, loop_rows: usize) -> usize {
+    let wanted = if d_tile(d) > 64 { 128 } else { 256 };
+    if loop_rows < 2048 { 1 } else { (wanted / programs.max(1)).max(1) }
 }
 
 /// The default number of splits for `programs` programs with a tile of 64 rows each, and a loop over `loop_rows` rows.
@@ -103,7 +116,8 @@ fn default_splits(
 /// Combines O and L of the splits. With mᵣ = maxₚ L[p, r] and weights w[p, r] = exp(L[p, r] − mᵣ):
 /// L[r] = mᵣ + ln Σₚ w[p, r] and O[r] = Σₚ w[p, r] · O[p, r] / Σₚ w[p, r]. A row that saw no key gets O = 0 and L = −∞.
 ///
-/// `partial_o` is dense f32 [batch · num_splits, heads, n_q, d], `partial_lse` dense [batch · num_splits, heads, n_q].
+/// `partial_o` is dense f32 [batch · num_splits, heads, n_q, d], `partial_lse` dense [batch · num_splits, heads, n_q]. A program
+/// loads `split_tile` splits of its rows at a time.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch).
 #[kernel(grid = (cdiv(n_q, q_tile), heads, batch))]
@@ -118,30 +132,41 @@ pub fn flash_attention_fwd_combine<T: Float>(
     #[constexpr] d: usize,
     #[heuristic(super::config::d_tile(d))] d_tile: usize,
     #[constexpr] q_tile: usize,
+    #[constexpr] split_tile: usize,
 ) {
     let (head, batch) = (program_id(1), program_id(2));
     let first_row = program_id(0) * q_tile;
     let padded = d != d_tile;
+    let first = row_offset(head, batch * num_splits, n_q);
+    let rows_of_split = num_programs(1).to::<i64>() * n_q;
+    let lse_block = make_block_ptr(
+        partial_lse + first,
+        shape = [num_splits, n_q],
+        strides = [rows_of_split, 1],
+        offsets = [0, first_row],
+        block_shape = [split_tile, q_tile],
+    );
+    let o_block = make_block_ptr(
+        partial_o + first * d,
+        shape = [num_splits, n_q, d],
+        strides = [rows_of_split * d, d, 1],
+        offsets = [0, first_row, 0],
+        block_shape = [split_tile, q_tile, d_tile],
+    );
     // The maximum starts at a finite number, as in the forward pass: weights of splits that saw no key are 0.
     let mut row_max = full::<f32>([q_tile], f32::MIN);
-    for split in range(0, num_splits) {
-        let rows = row_offset(head, batch * num_splits + split, n_q);
-        let lt = load(row_block(partial_lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
-        row_max = maximum(row_max, lt);
-    }
     let mut total = zeros::<f32>([q_tile]);
     let mut acc = zeros::<f32>([q_tile, d_tile]);
-    for split in range(0, num_splits) {
-        let rows = row_offset(head, batch * num_splits + split, n_q);
-        let lt = load(row_block(partial_lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
-        let ot = load(
-            sum_block(partial_o + rows * d, first_row, n_q, d, (q_tile, d_tile)),
-            boundary_check = boundary_dims(true, padded),
-            padding = zero,
-        );
-        let weight = exp(lt - row_max);
-        total += weight;
-        acc += ot * weight.expand_dims(1);
+    for split in range(0, num_splits, split_tile) {
+        let lt = load(lse_block.advance([split, 0]), boundary_check = [0, 1], padding = zero);
+        let ot = load(o_block.advance([split, 0, 0]), boundary_check = splits_boundary(padded), padding = zero);
+        let is_there = (split + arange(0, split_tile)).expand_dims(1) < num_splits;
+        let lt = where_(is_there, lt, f32::NEG_INFINITY);
+        let next_max = maximum(row_max, max(lt, axis = 0));
+        let (weight, factor) = (exp(lt - next_max.expand_dims(0)), exp(row_max - next_max));
+        total = total * factor + sum(weight, axis = 0);
+        acc = acc * factor.expand_dims(1) + sum(ot * weight.expand_dims(2), axis = 0);
+        row_max = next_max;
     }
     let divisor = where_(total == 0.0, 1.0, total);
     let o_block = o.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
@@ -150,9 +175,38 @@ pub fn flash_attention_fwd_combine<T: Float>(
     store(lse_block, row_max + log(total), boundary_check = [0]);
 }
 
+/// The dimensions of tiles of partial O that need a boundary check.
+fn splits_boundary(padded: bool) -> &'static [usize] {
+    if padded { &[0, 1, 2] } else { &[0, 1] }
+}
+
+/// Rows and splits of a tile of [`flash_attention_fwd_combine`](FlashAttentionFwdCombine), of values of `d` columns: up to 16
+/// splits of few rows, for which a program waits for memory once.
+pub(super) fn combine_tiles(split: KvSplit, n_q: usize, d: usize) -> [usize; 2] {
+    /// Elements of a tile: 64 for each thread.
+    const ELEMENTS: usize = 8192;
+    let split_tile = split.count.next_power_of_two().min(16);
+    let q_tile = (ELEMENTS / (split_tile * d_tile(d))).clamp(1, ROW_TILE);
+    [q_tile.min(n_q.max(1).next_power_of_two()), split_tile]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_queries_are_split() {
+        let splits = |d, programs, loop_rows| decoding_splits(d, programs, loop_rows);
+        assert_eq!([0, 1, 8, 100, 300].map(|programs| splits(128, programs, 1 << 14)), [128, 128, 16, 1, 1]);
+        assert_eq!([1, 8, 100, 300].map(|programs| splits(64, programs, 1 << 14)), [256, 32, 2, 1]);
+        assert_eq!([0, 2047, 2048].map(|rows| splits(64, 8, rows)), [1, 1, 32]);
+        for (count, n_q, d) in [(2, 1, 64), (3, 4096, 128), (16, 16, 256), (128, 0, 1), (5, 7, 200)] {
+            let [q_tile, split_tile] = combine_tiles(KvSplit { count, rows: 256 }, n_q, d);
+            assert!(q_tile.is_power_of_two() && split_tile.is_power_of_two(), "{count} {n_q} {d}");
+            assert!(q_tile * split_tile * d_tile(d) <= 8192 && q_tile <= n_q.max(1).next_power_of_two());
+            assert!(split_tile >= count.min(16));
+        }
+    }
 
     #[test]
     fn long_loops_of_sub_wave_grids_are_split() {

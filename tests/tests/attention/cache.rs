@@ -4,8 +4,8 @@ use tilewright::codegen::ir::DType;
 use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::reference::Modifiers;
 use tilewright::kernels::attention::{Cache, Options, Tensor, Tiles, backward, forward};
-use tilewright::prelude::{Buffer, Device};
-use tilewright_tests::attention::{Layout, SINKS};
+use tilewright::prelude::{Buffer, Device, F8E4M3};
+use tilewright_tests::attention::{Layout, RELATIVE, SINKS};
 use tilewright_tests::attention_cache::{CacheCase, check_cache};
 
 /// No keys, one, a whole page and more, all that there is room for, and lengths that count as 0 and as all.
@@ -22,7 +22,7 @@ fn lengths_and_pages() {
             let forms = [
                 case,
                 CacheCase { causal: false, layout: Layout::RowsFirst, ..case },
-                CacheCase { modifiers: SINKS, layout: Layout::Gaps, ..case },
+                CacheCase { modifiers: Modifiers { window: Some(20), ..SINKS }, layout: Layout::Gaps, ..case },
             ];
             // Compiling takes most of the time: not every case in every form.
             for (j, form) in forms.into_iter().enumerate() {
@@ -40,7 +40,13 @@ fn prompts() {
     let case = CacheCase { dtype: DType::F32, ..CacheCase::new([2, 1], 75, [16, 16], &[0, 40, 75, 150], 160) };
     let window = Modifiers { window: Some(30), softcap: Some(2.0), alibi: true, ..Modifiers::default() };
     let prefix = Modifiers { prefix: Some(50), sinks: true, ..Modifiers::default() };
-    for case in [case, CacheCase { modifiers: prefix, ..case }, CacheCase { modifiers: window, ..case.pages_of(32) }] {
+    let cases = [
+        case,
+        CacheCase { modifiers: prefix, ..case },
+        CacheCase { modifiers: window, ..case.pages_of(32) },
+        CacheCase { modifiers: RELATIVE, ..case.pages_of(32) },
+    ];
+    for case in cases {
         check_cache(&Device::cpu(), case, &Options::default());
     }
 }
@@ -49,9 +55,25 @@ fn prompts() {
 #[test]
 fn splits() {
     let options = Options { num_splits: Some(4), ..Options::default() };
-    for modifiers in [Modifiers::default(), SINKS] {
+    let window = Modifiers { window: Some(400), ..SINKS };
+    for modifiers in [Modifiers::default(), SINKS, window, RELATIVE] {
         let case = CacheCase::new([4, 2], 1, [16, 16], &[0, 3, 300, 900], 1000);
-        check_cache(&Device::cpu(), CacheCase { modifiers, dtype: DType::F32, ..case.pages_of(64) }, &options);
+        let case = CacheCase { modifiers, dtype: DType::F32, ..case.pages_of(64) };
+        check_cache(&Device::cpu(), case, &options);
+        if modifiers == SINKS {
+            check_cache(&Device::cpu(), CacheCase { cache_dtype: Some(DType::F8E4M3), ..case }, &options);
+        }
+    }
+}
+
+/// 8-bit floats, with scales, also of 0 and below.
+#[test]
+fn other_types() {
+    let case = CacheCase::new([4, 2], 3, [16, 24], LENGTHS, 70);
+    for (dtype, stored) in [(DType::F32, DType::F8E4M3), (DType::BF16, DType::F8E5M2)] {
+        let case = CacheCase { dtype, cache_dtype: Some(stored), ..case };
+        check_cache(&Device::cpu(), case.pages_of(16), &Options::default());
+        check_cache(&Device::cpu(), CacheCase { modifiers: SINKS, ..case }, &Options::default());
     }
 }
 
@@ -61,9 +83,18 @@ fn on_simulated_gpus() {
         let device = Device::simulated(arch);
         let decoding = CacheCase::new([4, 2], 1, [64, 32], &[0, 1, 130], 150);
         check_cache(&device, decoding.pages_of(16), &Options::default());
+        let window = Modifiers { window: Some(70), ..SINKS };
+        check_cache(&device, CacheCase { modifiers: window, ..decoding.pages_of(16) }, &Options::default());
         check_cache(&device, CacheCase { dtype: DType::F32, ..decoding }, &Options::default());
+        let stored = Some(DType::F8E4M3);
+        check_cache(&device, CacheCase { cache_dtype: stored, ..decoding.pages_of(16) }, &Options::default());
         let prompt = CacheCase::new([2, 1], 70, [64, 64], &[70, 133], 140);
         check_cache(&device, prompt.pages_of(64), &Options::default());
+        check_cache(
+            &device,
+            CacheCase { cache_dtype: stored, dtype: DType::F16, ..prompt.pages_of(64) },
+            &Options::default(),
+        );
         let tiles = Tiles::new(64, 128, 4, 2);
         check_cache(&device, prompt, &Options { forward_tiles: Some(tiles), ..Options::default() });
     }
@@ -77,7 +108,7 @@ fn mistakes_say_what_is_expected() {
     let tensor = |shape| Tensor::dense(numbers.view(), shape).unwrap();
     let message = |n: usize, rows: Option<usize>, keys: [usize; 4], mask: bool| {
         let table = rows.map(|rows| table.tensor([rows, 6 / rows]).unwrap());
-        let cache = Cache { lengths: lengths.slice(..n).unwrap(), table };
+        let cache = Cache { table, ..Cache::new(lengths.slice(..n).unwrap()) };
         let mut options = Options { cache: Some(cache), ..Options::new(true) };
         if mask {
             options.mask = tilewright::kernels::attention::Mask::documents(lengths.view(), 1);
@@ -100,10 +131,28 @@ fn mistakes_say_what_is_expected() {
         let message = message.expect("an error");
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
     }
+    let bytes = Buffer::<F8E4M3>::zeros(&device, 1 << 12).unwrap();
+    let of_bytes = |cache| {
+        let (q, k) = (tensor(keys), bytes.tensor(keys).unwrap());
+        forward(&device, q, k, k, &Options { cache, ..Options::default() }).err().map(|e| e.to_string())
+    };
+    let cache = Cache::new(lengths.slice(..2).unwrap());
+    let error = of_bytes(None).expect("an error");
+    assert!(
+        error.contains("`k` expects elements of type f32, as for q; beside a cache also 8-bit floats, found f8e4m3"),
+        "{error}"
+    );
+    assert_eq!(of_bytes(Some(cache)), None);
+    let integers = Buffer::<i8>::zeros(&device, 1 << 12).unwrap();
+    let (q, k) = (tensor(keys), integers.tensor(keys).unwrap());
+    let error = forward(&device, q, k, k, &Options { cache: Some(cache), ..Options::default() }).err().unwrap();
+    assert!(error.to_string().contains("`k` expects elements of type f32"), "{error}");
+    let descale = [numbers.slice(..2).unwrap(), numbers.slice(..3).unwrap()];
+    let error = of_bytes(Some(Cache { descale: Some(descale), ..cache })).expect("an error");
+    assert!(error.contains("`v_descale` expects a scale for each of 2 heads of k, found 3 scales"), "{error}");
     let (o, lse) = forward(&device, tensor(keys), tensor(keys), tensor(keys), &Options::default()).unwrap();
     let [q, k, v] = [keys; 3].map(tensor);
     let saved = tilewright::kernels::attention::Saved { q, k, v, o: o.tensor(keys).unwrap(), lse: lse.view(), d_o: q };
-    let cache = Cache { lengths: lengths.slice(..2).unwrap(), table: None };
     let error = backward(&device, saved, &Options { cache: Some(cache), ..Options::default() }).err().unwrap();
     assert!(error.to_string().contains("no backward pass"), "{error}");
 }

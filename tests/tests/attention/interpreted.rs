@@ -12,6 +12,7 @@ use tilewright::kernels::attention::config::d_tile;
 use tilewright::kernels::attention::documents::DOCUMENT_RANGES_OF_SIDE;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::kernels::attention::reference::{self, ModifierTensors, Modifiers};
+use tilewright::kernels::attention::relative::{FLASH_ATTENTION_BWD_RELATIVE, FLASH_ATTENTION_BWD_RELATIVE_SUM};
 use tilewright::kernels::attention::sinks::FLASH_ATTENTION_BWD_SINKS;
 use tilewright::kernels::attention::split_kv::FLASH_ATTENTION_FWD_COMBINE;
 use tilewright::kernels::column_sum;
@@ -61,10 +62,12 @@ fn sinks(case: &Case) -> HostTensor {
     HostTensor::of(DType::F32, &[scores.len()], &[1], &scores)
 }
 
-/// Keys of batch entries and pages, which are not given.
-fn no_cache(case: &Case) -> [HostTensor; 2] {
+/// Keys of batch entries, pages and scales, which are not given.
+fn no_cache(case: &Case) -> [HostTensor; 4] {
     let batch = case.problem.batch;
-    [&[batch][..], &[batch, 1]].map(|shape| HostTensor::of(DType::I32, shape, &vec![1; shape.len()], &vec![0.0; batch]))
+    let shapes =
+        [(DType::I32, vec![batch]), (DType::I32, vec![batch, 1]), (DType::F32, vec![1]), (DType::F32, vec![1])];
+    shapes.map(|(dtype, shape)| HostTensor::of(dtype, &shape, &vec![1; shape.len()], &vec![0.0; shape[0]]))
 }
 
 fn with(
@@ -122,15 +125,16 @@ fn check_replicas(
     let mut lse = poisoned_rows(expected.lse.len());
     let [ranges, slopes] = &modifier_tensors(&case);
     let Inputs { q, k, v, .. } = inputs;
-    let (sinks, [lengths, table]) = (sinks(&case), no_cache(&case));
+    let (sinks, cache) = (sinks(&case), no_cache(&case));
     let mut tensors = vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::Out(&mut o), Arg::Out(&mut lse), Arg::In(&sinks)];
-    tensors.extend([Arg::In(&lengths), Arg::In(&table), Arg::Out(&mut taken), Arg::In(ranges), Arg::In(slopes)]);
+    tensors.extend(cache.iter().map(Arg::In));
+    tensors.extend([Arg::Out(&mut taken), Arg::In(ranges), Arg::In(slopes)]);
     let mut args: Vec<Arg> = tensors.into_iter().chain(numbers(&case)).collect();
     args.push(blocks.unwrap_or(0).into());
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     // As a launch packs the heads of groups.
-    let is_plain = modifiers(&case).mask().function.is_dense() && p.modifiers.softcap.is_none() && !p.modifiers.alibi;
-    let pack = if p.n_q <= 16 && is_plain { p.heads_q / p.heads_kv } else { 1 };
+    let by_head = p.modifiers.alibi || p.modifiers.relative;
+    let pack = if p.n_q <= 16 && !by_head { p.heads_q / p.heads_kv } else { 1 };
     let given = p.modifiers.sinks;
     consts.extend_from_slice(consts! {
         replicas = replicas, persistent = blocks.is_some(), sinks_given = given, pack = pack,
@@ -140,7 +144,7 @@ fn check_replicas(
         Some(blocks) => [blocks.min(places * heads * p.batch) * replicas, 1, 1],
         None => [places * replicas, heads, p.batch],
     };
-    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 2], &consts, grid(programs), &mut args);
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype; 3], &consts, grid(programs), &mut args);
     assert_eq!(taken.values(), [0.0], "the counter of tiles");
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
@@ -211,6 +215,9 @@ fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, i
     let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.value_shape()));
     let [ranges, slopes] = &modifier_tensors(&case);
     let read = || vec![q, k, v, d_o, &lse2, &delta, ranges, slopes].into_iter().map(Arg::In).collect::<Vec<Arg>>();
+    if p.modifiers.relative && !one_pass {
+        check_relative_bias(form, &case, read(), expected);
+    }
     let mut tensors = read();
     let groups = p.batch * p.heads_q * sum_rows / 16;
     let mut counters = HostTensor::of(DType::I32, &[groups], &[1], &vec![0.0; groups]);
@@ -241,6 +248,27 @@ fn check_backward_in(backward: Backward, form: Form, case: Case, tiles: Tiles, i
         interpret(form, &FLASH_ATTENTION_BWD_DQ, &dtypes, &consts, query_programs, &mut args);
     }
     case.check("dq", &dq, &expected.gradients.dq);
+}
+
+/// The gradient of the relative bias, from the inputs of the backward kernels.
+fn check_relative_bias(form: Form, case: &Case, read: Vec<Arg>, expected: &Expected) {
+    let (p, tile) = (&case.problem, 32);
+    let diagonals = p.n_q.div_ceil(tile) + p.n_k.div_ceil(tile) - 1;
+    let shape = [p.batch, p.heads_q, diagonals, 2 * tile];
+    let strides = [p.heads_q * diagonals * 2 * tile, diagonals * 2 * tile, 2 * tile, 1];
+    let mut sums = HostTensor::poisoned(DType::F32, &shape, &strides);
+    let mut args: Vec<Arg> = read.into_iter().chain([Arg::Out(&mut sums)]).chain(numbers(case)).collect();
+    let mut consts = common(form, case, Tiles { q: tile, k: tile });
+    consts.retain(|(name, _)| !["q_tile", "k_tile"].contains(name));
+    consts.extend_from_slice(consts! { tile = tile });
+    let programs = grid([diagonals, p.heads_q, p.batch]);
+    interpret(form, &FLASH_ATTENTION_BWD_RELATIVE, &[case.dtype], &consts, programs, &mut args);
+    let width = p.n_q + p.n_k - 1;
+    let mut gradient = HostTensor::poisoned(DType::F32, &[p.heads_q, width], &[width, 1]);
+    let mut args = vec![Arg::In(&sums), Arg::Out(&mut gradient), p.n_k.into()];
+    let programs = grid([diagonals + 1, p.heads_q, 1]);
+    interpret(form, &FLASH_ATTENTION_BWD_RELATIVE_SUM, &[], consts! { tile = tile }, programs, &mut args);
+    case.check("the gradient of the relative bias", &gradient, &expected.gradients.d_relative);
 }
 
 /// Checks forward and backward in every form of the interpreter, and on the CPU.
@@ -523,7 +551,7 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
     let p = &case.problem;
     let num_splits = p.n_k.div_ceil(split_rows);
     let (inputs, shape, sinks) = (case.inputs(), case.result_shape(), sinks(&case));
-    let [lengths, table] = no_cache(&case);
+    let [lengths, table, k_scales, v_scales] = no_cache(&case);
     let expected = case.expected(&inputs);
     let mut partial_o = poisoned_partials(num_splits, shape);
     let mut partial_lse = poisoned_rows(num_splits * expected.lse.len());
@@ -538,6 +566,8 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
         Arg::In(&sinks),
         Arg::In(&lengths),
         Arg::In(&table),
+        Arg::In(&k_scales),
+        Arg::In(&v_scales),
         Arg::Out(&mut taken),
         Arg::In(ranges),
         Arg::In(slopes),
@@ -547,12 +577,14 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
     consts.extend_from_slice(consts! { split_rows = split_rows, sinks_given = p.modifiers.sinks });
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * num_splits]);
-    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype, DType::F32], &consts, programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype, DType::F32, case.dtype], &consts, programs, &mut args);
 
     let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
     let mut args = vec![Arg::In(&partial_o), Arg::In(&partial_lse), Arg::Out(&mut o), Arg::Out(&mut lse)];
     args.push(num_splits.into());
-    let consts = row_wise(form, &case, tiles, p.d_v, &["q_tile"]);
+    let mut consts = row_wise(form, &case, tiles, p.d_v, &["q_tile"]);
+    // Fewer splits than a tile has, and more.
+    consts.extend_from_slice(consts! { split_tile = if p.causal { 8usize } else { 2 } });
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
     interpret(form, &FLASH_ATTENTION_FWD_COMBINE, &[case.dtype], &consts, programs, &mut args);
     case.check("o", &o, &expected.o);
@@ -650,6 +682,7 @@ fn few_queries_of_groups_of_heads() {
     let case = Case::new(13, 70, 16).heads(2, 6, 2).modifiers(SINKS);
     check(case.causal());
     check(case.layout(Layout::Gaps).dtype(DType::F32));
+    check(case.causal().modifiers(Modifiers { window: Some(9), softcap: Some(1.5), ..SINKS }));
     let case = Case::new(13, 135, 64).heads(1, 12, 2).modifiers(SINKS).causal();
     let (inputs, tiles) = (case.inputs(), Tiles { q: 64, k: 64 });
     let expected = case.expected(&inputs);
@@ -670,6 +703,7 @@ fn modified_cases(case: Case) -> Vec<Case> {
         Modifiers { documents: Some(DOCUMENTS), ..none },
         Modifiers { documents: Some(DOCUMENTS), window: Some(20), ..none },
         Modifiers { softcap: Some(1.5), ..none },
+        Modifiers { relative: true, ..none },
         Modifiers { window: Some(70), softcap: Some(1.5), alibi: true, sinks: true, ..none },
     ];
     all.map(|modifiers| case.modifiers(modifiers)).to_vec()

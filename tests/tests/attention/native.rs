@@ -2,10 +2,11 @@
 
 use half::bf16;
 use tilewright::codegen::ir::DType;
+use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::reference::Modifiers;
 use tilewright::kernels::attention::{self, Backward, Gradients, Options, Saved, Score, Tensor, TensorMut, Tiles};
 use tilewright::prelude::{Buffer, Device, Precision};
-use tilewright_tests::attention::{Case, Inputs, Layout, SINKS, check};
+use tilewright_tests::attention::{Case, Inputs, Layout, RELATIVE, SINKS, check};
 use tilewright_tests::numerics::HostTensor;
 
 /// Small tiles: a small problem has several tiles of queries and of keys.
@@ -76,8 +77,10 @@ fn few_queries_of_groups_of_heads() {
         if layout == Layout::Dense {
             // Heads that differ in more than their queries.
             check(&Device::cpu(), case.modifiers(Modifiers { alibi: true, ..SINKS }), &options);
-            check(&Device::cpu(), case.modifiers(Modifiers { window: Some(99), ..SINKS }), &options);
+            check(&Device::cpu(), case.modifiers(RELATIVE), &options);
         }
+        let window = Modifiers { window: Some(99), softcap: Some(2.0), ..SINKS };
+        check(&Device::cpu(), case.causal().modifiers(window), &options);
     }
 }
 
@@ -113,6 +116,10 @@ fn empty_tensors() {
     check(&Device::cpu(), Case::new(0, 20, 16).modifiers(SINKS).dtype(DType::F32), &Options::default());
     check(&Device::cpu(), Case::new(20, 20, 16).heads(0, 1, 1).modifiers(SINKS).dtype(DType::F32), &Options::default());
     check(&Device::cpu(), Case::new(20, 20, 16).heads(1, 0, 0).modifiers(SINKS).dtype(DType::F32), &Options::default());
+    for (n_q, n_k) in [(0, 20), (20, 0), (0, 0)] {
+        let case = Case::new(n_q, n_k, 16).heads(2, 2, 1).modifiers(RELATIVE).dtype(DType::F32);
+        check(&Device::cpu(), case, &Options::default());
+    }
 }
 
 /// The functions that allocate their outputs, on dense tensors.
@@ -153,6 +160,7 @@ fn mistakes_say_what_is_expected() {
     };
     let shape = [1, 2, 8, 16];
     let sinks = Buffer::<f32>::zeros(&device, 3).unwrap();
+    let relative = Score::relative(sinks.view());
     let cases = [
         (message([1, 2, 8, 32], shape, shape, Options::default()), vec!["`k`", "[1, 2, 8, 32]", "[1, 2, 8, 16]"]),
         (message(shape, shape, [1, 2, 9, 16], Options::default()), vec!["`v`", "[1, 2, 8, 16]", "[1, 2, 9, 16]"]),
@@ -160,6 +168,10 @@ fn mistakes_say_what_is_expected() {
         (
             message(shape, shape, shape, Options { sinks: Some(sinks.view()), ..Options::default() }),
             vec!["`sinks`", "a score for each of 2 heads", "3 scores"],
+        ),
+        (
+            message(shape, shape, shape, Options { score: relative, ..Options::default() }),
+            vec!["`relative_bias`", "15 numbers", "8 rows and 8 keys", "2 heads", "3 numbers"],
         ),
         (message([1, 3, 8, 16], shape, shape, Options::default()), vec!["divides", "2 heads", "3"]),
         (message([1, 1, 1, 512], shape, shape, Options::default()), vec!["1 to 256", "512"]),
@@ -264,6 +276,8 @@ fn modifiers() -> Vec<Modifiers> {
         Modifiers { softcap, ..none },
         Modifiers { alibi: true, ..none },
         Modifiers { window, softcap, alibi: true, ..none },
+        Modifiers { relative: true, ..none },
+        Modifiers { documents: Some(DOCUMENTS), relative: true, ..none },
     ]
 }
 
@@ -290,11 +304,20 @@ fn modifiers_of_uneven_lengths() {
             let case = Case::new(n_q, n_k, 16).dtype(DType::F32).modifiers(modifiers);
             check(&Device::cpu(), case, &small_tiles());
             check(&Device::cpu(), case.causal(), &small_tiles());
-            if modifiers.alibi {
+            if modifiers.alibi || modifiers.relative {
                 let splits = Options { num_splits: Some(2), ..small_tiles() };
                 check(&Device::cpu(), Case::new(n_q, 5 * n_k, 16).dtype(DType::F32).modifiers(modifiers), &splits);
             }
         }
+    }
+}
+
+/// The tiles that GPUs take for the gradient of a relative bias.
+#[test]
+fn relative_biases_on_simulated_gpus() {
+    for (arch, d, dtype) in [(GpuArch::Sm90a, 64, DType::BF16), (GpuArch::Sm80, 200, DType::BF16)] {
+        let case = Case::new(40, 70, d).heads(1, 2, 1).causal().dtype(dtype).modifiers(RELATIVE);
+        check(&Device::simulated(arch), case, &Options::default());
     }
 }
 
@@ -309,6 +332,14 @@ fn large_biases_of_partial_tiles() {
     let (query, key) = (case.query_shape(), case.key_shape());
     let [q, k, v, d_o] = [tensor(0, query), tensor(1, key), tensor(2, key), tensor(3, query)];
     let slopes = Buffer::from_slice(&device, &[-50.0_f32]).unwrap();
+    // A bias may be −∞.
+    let biases = (0..33 + 70 - 1).map(|at| if at == 40 { f32::NEG_INFINITY } else { 0.0 }).collect::<Vec<f32>>();
+    let bias = Buffer::from_slice(&device, &biases).unwrap();
+    let options = Options { score: Score::relative(bias.view()), ..small_tiles() };
+    let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();
+    let saved = Saved { q, k, v, o: Tensor::dense(o.view(), query).unwrap(), lse: lse.view(), d_o };
+    let gradient = attention::relative_bias_gradient(&device, saved, &options).unwrap().to_vec().unwrap();
+    assert!(gradient.iter().all(|x| x.is_finite()) && gradient[40] == 0.0, "{gradient:?}");
     for backward in [Backward::TwoPass, Backward::OnePass, Backward::Ordered] {
         let options = Options { score: Score::new(None, Some(slopes.view())), backward, ..small_tiles() };
         let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();

@@ -50,7 +50,9 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
                     constants.extend_from_slice(consts! { one_pass = true, lanes_first = adds_lanes_first(&target) });
                 }
                 let constants = &constants;
-                let func = def.record(&[dtype; 2], constants, &dense(def)).unwrap_or_else(|e| panic!("{e}"));
+                let func = def
+                    .record(&vec![dtype; def.generics.len()], constants, &dense(def))
+                    .unwrap_or_else(|e| panic!("{e}"));
                 let options = CompileOptions {
                     num_warps: tiles.num_warps,
                     num_stages: tiles.num_stages,
@@ -81,7 +83,7 @@ fn code_without_tma_takes_no_tensor_map() {
                 d = 128usize, d_tile = 128usize, d_v = 128usize, d_v_tile = 128usize, q_tile = 128usize,
                 k_tile = 128usize, causal = true,
             };
-            let func = FLASH_ATTENTION_FWD.record(&[DType::BF16; 2], constants, &dense(&FLASH_ATTENTION_FWD));
+            let func = FLASH_ATTENTION_FWD.record(&[DType::BF16; 3], constants, &dense(&FLASH_ATTENTION_FWD));
             let func = func.unwrap_or_else(|e| panic!("{e}"));
             let options = CompileOptions {
                 num_warps: 8,

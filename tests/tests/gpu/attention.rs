@@ -3,9 +3,10 @@
 use super::gpu;
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::target::Schedule;
+use tilewright::kernels::attention::reference::Modifiers;
 use tilewright::kernels::attention::{Options, Tiles};
 use tilewright::prelude::Precision;
-use tilewright_tests::attention::{Case, Layout, SINKS, check};
+use tilewright_tests::attention::{Case, Layout, RELATIVE, SINKS, check};
 use tilewright_tests::attention_cache::{CacheCase, check_cache};
 use tilewright_tests::numerics::TF32_TOLERANCE;
 
@@ -95,6 +96,37 @@ fn attention_of_a_cache() {
             }
         }
     }
+}
+
+/// Few queries with masks, and 8-bit floats.
+#[test]
+fn attention_of_a_cache_with_masks_and_other_types() {
+    let Some(gpu) = gpu() else { return };
+    let window = Modifiers { window: Some(130), ..SINKS };
+    for dtype in DTYPES {
+        for n_q in [1, 4, 100] {
+            let case = CacheCase { dtype, ..CacheCase::new([16, 2], n_q, [64, 64], &[0, 1, 100, 777, 3000], 3000) };
+            check_cache(&gpu, CacheCase { modifiers: window, ..case.pages_of(64) }, &Options::default());
+            check_cache(&gpu, CacheCase { modifiers: RELATIVE, ..case.pages_of(16) }, &Options::default());
+            for stored in [DType::F8E4M3, DType::F8E5M2] {
+                check_cache(&gpu, CacheCase { cache_dtype: Some(stored), ..case.pages_of(64) }, &Options::default());
+                let wide = CacheCase { cache_dtype: Some(stored), d: [128, 200], modifiers: window, ..case };
+                check_cache(&gpu, wide, &Options::default());
+            }
+        }
+    }
+}
+
+/// A relative bias and its gradient.
+#[test]
+fn attention_with_a_relative_bias() {
+    let Some(gpu) = gpu() else { return };
+    for (n_q, n_k, d) in [(300, 400, 64), (1000, 129, 128), (70, 2000, 200), (1, 1, 16)] {
+        check_all(&gpu, Case::new(n_q, n_k, d).heads(2, 4, 2).modifiers(RELATIVE));
+    }
+    let case = Case::new(1500, 1500, 64).heads(1, 2, 1).dtype(DType::BF16);
+    check(&gpu, case.modifiers(Modifiers { window: Some(200), ..RELATIVE }), &Options::default());
+    check(&gpu, case.causal().layout(Layout::Gaps).modifiers(RELATIVE), &Options::default());
 }
 
 #[test]

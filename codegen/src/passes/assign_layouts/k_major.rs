@@ -4,7 +4,7 @@
 //! A loaded operand that is K-major in memory stays in the buffer that its load fills. Another one passes through
 //! registers, which transpose it.
 
-use super::rewrite::{Rewrite, shared_in_order};
+use super::rewrite::Rewrite;
 use crate::analysis::access_layout::extents;
 use crate::ir::{BinaryOp, DType, Literal, Op, Precision, Type, Value};
 use crate::layout::LinearLayout;
@@ -64,7 +64,7 @@ impl Rewrite<'_, '_> {
         }
         let buffer = self.in_shared(v, dtype);
         let Type::Shared { shape, layout, .. } = self.new.ty(buffer) else { return None };
-        let wanted = shared_in_order(shape, &[k, 1 - k], dtype);
+        let wanted = LinearLayout::shared_for_dots(&extents(shape), &[k, 1 - k], dtype.bytes() as u32);
         (*self.new.layout(*layout) == wanted).then_some(buffer)
     }
 
@@ -94,7 +94,7 @@ impl Rewrite<'_, '_> {
     pub(super) fn alloc_k_major(&mut self, tile: Value, k: usize) -> Value {
         let ty = self.new.ty(tile);
         let (shape, elem) = (ty.shape().to_vec(), ty.dtype().expect("internal compiler error: a dot of pointers"));
-        let layout = self.intern(&shared_in_order(&shape, &[k, 1 - k], elem));
+        let layout = self.intern(&LinearLayout::shared_for_dots(&extents(&shape), &[k, 1 - k], elem.bytes() as u32));
         self.emit_one(Op::LocalAlloc, vec![tile], Type::Shared { shape, elem, layout })
     }
 }

@@ -107,12 +107,15 @@ impl Rewrite<'_, '_> {
         value
     }
 
-    /// Whether a tile is a cast to a wider type of a tile with the same assigned layout. Then the source is converted
-    /// instead, because fewer bytes go through shared memory.
+    /// Whether a tile is a cast to a wider type of a tile with the same assigned layout, or the transpose of one. Then the
+    /// source is converted instead, because fewer bytes go through shared memory.
     fn is_wider_than_its_source(&self, v: Value) -> bool {
-        let Some(OpData { op: Op::Cast, operands, .. }) = self.old.def_op(v).map(|id| self.old.op(id)) else {
-            return false;
-        };
+        let Some(OpData { op, operands, .. }) = self.old.def_op(v).map(|id| self.old.op(id)) else { return false };
+        match op {
+            Op::Cast => {}
+            Op::Trans { .. } => return self.is_wider_than_its_source(operands[0]),
+            _ => return false,
+        }
         let bits = |v: Value| self.old.ty(v).elem().map_or(0, Elem::bits);
         let layout = |v: Value| self.assignments.assignment(v).map(|assignment| &assignment.layout);
         bits(operands[0]) < bits(v) && layout(operands[0]).is_some() && layout(operands[0]) == layout(v)
@@ -644,7 +647,7 @@ impl Rewrite<'_, '_> {
         if let Some(row) = self.row_with_room(v, order[0], dtype) {
             room[order[0]] = row;
         }
-        let layout = shared_in_order(&room, &order, dtype);
+        let layout = LinearLayout::shared_for_dots(&extents(&room), &order, dtype.bytes() as u32);
         let layout = self.intern(&layout);
         let ty = Type::Shared { shape, elem: dtype, layout };
         self.emit_one(Op::LocalAlloc, vec![tile], ty)
@@ -657,16 +660,4 @@ fn order_of(tile: &LinearLayout, shape: &[usize]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
     order.sort_by_key(|&axis| std::cmp::Reverse(runs[axis]));
     order
-}
-
-/// The shared-memory layout of an operand with the dimensions in `order`, fastest first, and the widest swizzle that a
-/// row allows.
-pub(super) fn shared_in_order(shape: &[usize], order: &[usize], dtype: DType) -> LinearLayout {
-    let bytes = dtype.bytes() as u32;
-    let row = shape[order[0]] as u32 * bytes;
-    let shape = extents(shape);
-    match Swizzle::widest_for(row).bytes() {
-        0..=16 => LinearLayout::shared_row_major(&shape, order),
-        swizzle => LinearLayout::shared_swizzled(&shape, order, bytes, swizzle),
-    }
 }

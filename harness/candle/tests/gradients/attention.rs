@@ -15,14 +15,8 @@ fn formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Resu
 /// [`formula`], where each row of a head has the score of its sink, with a value of 0.
 fn formula_with_sinks(q: &Tensor, k: &Tensor, v: &Tensor, sinks: &Tensor, causal: bool, scale: f64) -> Result<Tensor> {
     let (batch, heads, n_q, _) = q.dims4()?;
-    let (_, heads_kv, n_k, _) = k.dims4()?;
-    let group = heads / heads_kv;
-    let repeat = |x: &Tensor| {
-        let d = x.dim(3)?;
-        let x = x.unsqueeze(2)?.expand((batch, heads_kv, group, n_k, d))?;
-        x.contiguous()?.reshape((batch, heads, n_k, d))
-    };
-    let scores = (q.contiguous()?.matmul(&repeat(k)?.t()?)? * scale)?;
+    let n_k = k.dim(2)?;
+    let scores = (q.contiguous()?.matmul(&repeat_heads(k, heads)?.t()?)? * scale)?;
     let scores = match causal {
         false => scores,
         true => {
@@ -33,7 +27,14 @@ fn formula_with_sinks(q: &Tensor, k: &Tensor, v: &Tensor, sinks: &Tensor, causal
     };
     let sinks = sinks.reshape((1, heads, 1, 1))?.expand((batch, heads, n_q, 1))?;
     let weights = candle_nn::ops::softmax(&Tensor::cat(&[&scores, &sinks], 3)?, D::Minus1)?;
-    weights.narrow(3, 0, n_k)?.contiguous()?.matmul(&repeat(v)?)
+    weights.narrow(3, 0, n_k)?.contiguous()?.matmul(&repeat_heads(v, heads)?)
+}
+
+/// Keys or values of all query heads.
+fn repeat_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
+    let (batch, heads_kv, n_k, d) = x.dims4()?;
+    let x = x.unsqueeze(2)?.expand((batch, heads_kv, heads / heads_kv, n_k, d))?;
+    x.contiguous()?.reshape((batch, heads, n_k, d))
 }
 
 /// (batch, heads, heads_kv, n_q, n_k, d)
@@ -90,6 +91,50 @@ fn attention_with_sinks() {
                 |x| formula_with_sinks(&x[0], &x[1], &x[2], &x[3], causal, 0.5),
             );
         }
+    }
+}
+
+/// A relative bias, which gets a gradient too, alone and beside a window and sinks.
+#[test]
+fn attention_with_a_relative_bias() {
+    let (heads, n_q, n_k) = (4, 17, 33);
+    let inputs = [
+        random(&[2, heads, n_q, 8], DType::F32, 1),
+        random(&[2, 2, n_k, 8], DType::F32, 2),
+        random(&[2, 2, n_k, 8], DType::F32, 3),
+        random(&[heads, n_q + n_k - 1], DType::F32, 4),
+        random(&[heads], DType::F32, 5),
+    ];
+    for (causal, window, with_sinks) in [(false, None, true), (true, None, false), (true, Some(9), false)] {
+        let distance = |i: usize, j: usize| (i + n_k - n_q) as i64 - j as i64;
+        let pairs = || (0..n_q).flat_map(|i| (0..n_k).map(move |j| (i, j)));
+        let elements: Vec<u32> = pairs().map(|(i, j)| (i + n_k - 1 - j) as u32).collect();
+        let elements = Tensor::new(elements, &Device::Cpu).unwrap();
+        let is_hidden = |t: i64| causal && t < 0 || window.is_some_and(|w: usize| t.unsigned_abs() as usize > w);
+        let hidden = pairs().map(|(i, j)| if is_hidden(distance(i, j)) { -1e9 } else { 0.0 }).collect::<Vec<f64>>();
+        let hidden = Tensor::from_vec(hidden, (n_q, n_k), &Device::Cpu).unwrap();
+        let formula = |x: &[Tensor]| -> Result<Tensor> {
+            let (batch, [k, v]) = (2, [&x[1], &x[2]].map(|x| repeat_heads(x, heads)));
+            let bias = x[3].index_select(&elements, 1)?.reshape((heads, n_q, n_k))?;
+            let scores = (x[0].contiguous()?.matmul(&k?.t()?)? * 0.5)?.broadcast_add(&bias)?.broadcast_add(&hidden)?;
+            // Without a sink its probability is 0.
+            let none = Tensor::full(-1e9_f64, heads, &Device::Cpu)?;
+            let sinks = x.get(4).unwrap_or(&none).reshape((1, heads, 1, 1))?.expand((batch, heads, n_q, 1))?;
+            let weights = candle_nn::ops::softmax(&Tensor::cat(&[&scores, &sinks], 3)?, D::Minus1)?;
+            weights.narrow(3, 0, n_k)?.contiguous()?.matmul(&v?)
+        };
+        check(
+            &format!("attention with a relative bias, causal {causal}, window {window:?}"),
+            DType::F32,
+            &inputs[..if with_sinks { 5 } else { 4 }],
+            |x| {
+                let mut options = AttentionOptions::new(causal).with_scale(0.5).with_relative_bias(x[3].clone());
+                options.window = window;
+                options.sinks = x.get(4).cloned();
+                ours::flash_attention(&x[0], &x[1], &x[2], &options)
+            },
+            formula,
+        );
     }
 }
 

@@ -274,7 +274,7 @@ impl Facts {
             }
             None => notes.push(
                 "ptxas was not found: registers, spills and SASS instructions are unknown. \
-                `make cuda-tools` downloads it, or set TILEWRIGHT_PTXAS to its path."
+                `make cuda-tools` downloads it to build/cuda-tools/nvidia/cu13/bin/ptxas: set TILEWRIGHT_PTXAS to that path."
                     .to_string(),
             ),
         }

@@ -50,22 +50,22 @@ _attention_op = Op(
 
 
 _document_ranges = kernel(
-    "document_ranges(Tensor q, Tensor k, Tensor cu_seqlens_q, Tensor cu_seqlens_k, bool causal, int window) -> Tensor",
-    lambda q, k, *_: q.new_empty(2 * (q.shape[2] + k.shape[2]), dtype=torch.int32),
+    "document_ranges(Tensor cu_seqlens_q, Tensor cu_seqlens_k, int n_q, int n_k, bool causal, int window) -> Tensor",
+    lambda cu_seqlens_q, _k, n_q, n_k, *_: cu_seqlens_q.new_empty(2 * (n_q + n_k), dtype=torch.int32),
 )
 # The lists have one tensor or none.
 _modified_attention_forward = kernel(
-    "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] sinks, Tensor[] ranges,"
-    " Tensor[] cache_seqlens, Tensor[] block_table, bool causal, float scale, int precision, int window, int prefix,"
-    " float softcap) -> (Tensor, Tensor)",
+    "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] relative_bias, Tensor[] sinks,"
+    " Tensor[] ranges, Tensor[] cache_seqlens, Tensor[] block_table, Tensor[] k_descale, Tensor[] v_descale,"
+    " bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
     _results_like,
 )
 _modified_attention_backward = Op(
     "modified_attention_backward",
     kernel(
         "modified_attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o,"
-        " Tensor[] alibi_slopes, Tensor[] ranges, bool causal, float scale, int precision, bool deterministic, int window,"
-        " int prefix, float softcap) -> (Tensor, Tensor, Tensor)",
+        " Tensor[] alibi_slopes, Tensor[] relative_bias, Tensor[] ranges, bool causal, float scale, int precision,"
+        " bool deterministic, int window, int prefix, float softcap) -> (Tensor, Tensor, Tensor)",
         lambda q, k, v, *_: (heads_like(q), heads_like(k), heads_like(v)),
     ),
     fold=6,
@@ -81,6 +81,16 @@ _sink_gradients = Op(
 )
 
 
+_relative_bias_gradient = Op(
+    "relative_bias_gradient",
+    kernel(
+        "relative_bias_gradient(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor grad_o, Tensor relative_bias,"
+        " Tensor[] ranges, bool causal, float scale, int precision, int window, int prefix) -> Tensor",
+        lambda q, k, v, o, lse, grad_o, bias, *_: torch.empty_like(bias, memory_format=torch.contiguous_format),
+    ),
+)
+
+
 def _list(x: Tensor | None) -> list[Tensor]:
     return [] if x is None else [x]
 
@@ -91,17 +101,23 @@ def _cached_attention(
     v: Tensor,
     cache_seqlens: Tensor,
     block_table: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
     alibi_slopes: Tensor | None,
+    relative_bias: Tensor | None,
     sinks: Tensor | None,
     *numbers: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists = _list(alibi_slopes), _list(sinks), [], [cache_seqlens], _list(block_table)
+    modifiers = _list(alibi_slopes), _list(relative_bias), _list(sinks)
+    cache = [cache_seqlens], _list(block_table), _list(k_descale), _list(v_descale)
+    lists = *modifiers, [], *cache
     return _modified_attention_forward(q, k, v, *lists, *numbers)
 
 
 _cached_attention_op = Op(
-    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_seqlens, Tensor? block_table, Tensor? alibi_slopes,"
-    " Tensor? sinks, bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_seqlens, Tensor? block_table, Tensor? k_descale,"
+    " Tensor? v_descale, Tensor? alibi_slopes, Tensor? relative_bias, Tensor? sinks, bool causal, float scale,"
+    " int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
     _cached_attention,
 )
 
@@ -111,6 +127,7 @@ def _modified_attention(
     k: Tensor,
     v: Tensor,
     alibi_slopes: Tensor | None,
+    relative_bias: Tensor | None,
     sinks: Tensor | None,
     ranges: Tensor | None,
     causal: bool,
@@ -119,34 +136,44 @@ def _modified_attention(
     _: bool,
     *modifiers: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists = _list(alibi_slopes), _list(sinks), _list(ranges), [], []
+    lists = _list(alibi_slopes), _list(relative_bias), _list(sinks), _list(ranges), [], [], [], []
     return _modified_attention_forward(q, k, v, *lists, causal, scale, precision, *modifiers)
 
 
 def _save_modified_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, alibi_slopes, sinks, ranges, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output, alibi_slopes, sinks, ranges)
+    q, k, v, alibi_slopes, relative_bias, sinks, ranges, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output, alibi_slopes, relative_bias, sinks, ranges)
     ctx.mark_non_differentiable(output[1])
 
 
 def _modified_attention_grad(ctx: Any, grad_o: Tensor, _: Any) -> tuple[Any, ...]:
-    *saved, alibi_slopes, sinks, ranges = ctx.saved_tensors
-    lists = _list(alibi_slopes), _list(ranges)
+    *saved, alibi_slopes, relative_bias, sinks, ranges = ctx.saved_tensors
+    lists = _list(alibi_slopes), _list(relative_bias), _list(ranges)
     grads = (None,) * 3
     if any(ctx.needs_input_grad[:3]):
         grads = _modified_attention_backward(*saved, grad_o, *lists, *ctx.options)
-    of_sinks = _sink_gradients(*saved[3:], grad_o, sinks) if ctx.needs_input_grad[4] else None
-    return *grads, None, of_sinks, *(None,) * (len(ctx.needs_input_grad) - 5)
+    of_bias = None
+    if ctx.needs_input_grad[4]:
+        causal, scale, precision, _, window, prefix, _ = ctx.options
+        numbers = causal, scale, precision, window, prefix
+        of_bias = _relative_bias_gradient(*saved, grad_o, relative_bias, _list(ranges), *numbers)
+    of_sinks = _sink_gradients(*saved[3:], grad_o, sinks) if ctx.needs_input_grad[5] else None
+    return *grads, None, of_bias, of_sinks, *(None,) * (len(ctx.needs_input_grad) - 6)
 
 
 _modified_attention_op = Op(
-    "modified_attention(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? sinks, Tensor? ranges, bool causal,"
-    " float scale, int precision, bool deterministic, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    "modified_attention(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? relative_bias, Tensor? sinks,"
+    " Tensor? ranges, bool causal, float scale, int precision, bool deterministic, int window, int prefix,"
+    " float softcap) -> (Tensor, Tensor)",
     _modified_attention,
     _save_modified_attention,
     _modified_attention_grad,
     fold=3,
 )
+
+
+_INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "block_table")
+_NUMBERS = ("alibi_slopes", "relative_bias", "sinks", "k_descale", "v_descale")
 
 
 def attention(
@@ -160,18 +187,21 @@ def attention(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    relative_bias: Tensor | None = None,
     sinks: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     cache_seqlens: Tensor | None = None,
     block_table: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     precision: str | None = None,
     deterministic: bool | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ) v for q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v [batch, heads_kv, n_k, d_v].
 
     Strides are any; heads_kv divides heads (grouped-query attention); d and d_v are at most 256. With `causal`, row i sees the keys
-    j ≤ i + (n_k − n_q): the last query sees every key. `scale` is 1/√d by default. `precision` is that of float32
+    j ≤ i + (n_k − n_q): the last query sees every key. `scale`, a positive number, is 1/√d by default. `precision` is that of float32
     products: "tf32x3" by default on a GPU, or "tf32", "ieee". With `deterministic`, which defaults to
     `torch.are_deterministic_algorithms_enabled()`, the same inputs give the same bits of all gradients; without it, dq
     is added up atomically on GPUs where that is faster.
@@ -184,12 +214,15 @@ def attention(
     - `softcap`, at most 10⁴: a score s becomes softcap · tanh(s / softcap), with an error of about 10⁻⁷ · softcap.
     - `alibi_slopes`, float32 [heads], without a gradient: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the
       softcap.
+    - `relative_bias`, float32 [heads, n_q + n_k − 1], without softcap and alibi_slopes (T5): element n_q − 1 + t of a head is
+      added to the scores of keys t places before their row's diagonal, i + (n_k − n_q) − j = t. It has a gradient. With
+      `cache_seqlens`, n_k is the number of keys that there is room for.
     - `sinks`, float32 [heads]: a score that each row has in addition to those of its keys, with a value of 0 (gpt-oss). It is
       not scaled or modified, and has a gradient.
     - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
       and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
       those of `cu_seqlens_k`. All batch entries have the same sequences; rows beyond the last one give 0. The numbers
-      begin with 0, do not decrease, and do not exceed n_q and n_k. That is checked on the CPU; on a GPU, where a check
+      begin with 0, do not decrease, and do not exceed n_q and n_k; what is beyond the last sequence has to be finite. That is checked on the CPU; on a GPU, where a check
       would wait for the device, others give wrong rows, but no access outside of the tensors.
     - `cache_seqlens`, int32 [batch], for inference: k and v have room for more keys than there are, of which each batch entry
       has this many; what is beyond them has no effect. The causal mask ends at an entry's last key. Numbers below 0 count as 0,
@@ -197,6 +230,8 @@ def attention(
     - `block_table`, int32 [batch, most], beside `cache_seqlens`: k [pages, heads_kv, rows, d] and v are pages, and key j of an
       entry is row j mod rows of the page in column ⌊j / rows⌋. A page that is not there counts as zeros. (flash-attn's
       caches are [pages, rows, heads_kv, d]: pass k_cache.transpose(1, 2).)
+    - `k_descale` and `v_descale`, float32 [heads_kv], beside `cache_seqlens`: dequantization scales of the cache, the same for all
+      batch entries. k and v may both be float8_e4m3fn or float8_e5m2. (flash-attn's are [batch, heads_kv].)
     """
     if scale is not None or softcap is not None:
         expect_numbers(scale=scale, softcap=softcap)
@@ -214,44 +249,62 @@ def attention(
     if cache_seqlens is not None or block_table is not None:
         if cache_seqlens is None:
             raise ValueError("block_table: expected cache_seqlens beside it")
+        if (k_descale is None) != (v_descale is None):
+            raise ValueError("k_descale and v_descale: expected both or none")
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             raise ValueError("cache_seqlens: cannot be combined with cu_seqlens_q: its entries have their own lengths")
-    elif window is prefix is softcap is alibi_slopes is sinks is cu_seqlens_q is cu_seqlens_k is None:
+    elif k_descale is not None or v_descale is not None:
+        raise ValueError("k_descale and v_descale: expected cache_seqlens beside them")
+    elif window is prefix is softcap is alibi_slopes is relative_bias is sinks is None and (
+        cu_seqlens_q is cu_seqlens_k is None
+    ):
         return _attention_op(q, k, v, *options)[0]
     if k.dim() != 4:
         raise ValueError(f"attention: expected k [batch, heads, rows, d], found {list(k.shape)}")
-    check(q.shape[2], k.shape[2], causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    scores = softcap, alibi_slopes, relative_bias
+    check(q.shape[2], k.shape[2], causal, window, prefix, *scores, cu_seqlens_q, cu_seqlens_k)
     arrays = {
         "alibi_slopes": alibi_slopes,
+        "relative_bias": relative_bias,
         "sinks": sinks,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
         "cache_seqlens": cache_seqlens,
         "block_table": block_table,
+        "k_descale": k_descale,
+        "v_descale": v_descale,
     }
     expect_tensors("attention", **{name: array for name, array in arrays.items() if array is not None})
+    for names, dtype, convert in ((_INTEGERS, torch.int32, "int"), (_NUMBERS, torch.float32, "float")):
+        for name in names:
+            if arrays[name] is not None and arrays[name].dtype != dtype:
+                expected, found = (str(x).removeprefix("torch.") for x in (dtype, arrays[name].dtype))
+                message = f"expects elements of type {expected}, found {found}: pass {name}.{convert}()"
+                raise Error(f"attention: `{name}` {message}")
     if alibi_slopes is not None:
         if alibi_slopes.requires_grad and torch.is_grad_enabled():
             raise ValueError("alibi_slopes: has no gradient: pass alibi_slopes.detach()")
         alibi_slopes = alibi_slopes.contiguous()
+    if relative_bias is not None:
+        relative_bias = relative_bias.contiguous()
     if sinks is not None:
         sinks = sinks.contiguous()
     ranges = None
     if cu_seqlens_q is not None:
-        for name in ("cu_seqlens_q", "cu_seqlens_k"):
-            lengths = arrays[name]
-            if lengths is not None and lengths.dtype != torch.int32:
-                found = str(lengths.dtype).removeprefix("torch.")
-                raise Error(f"attention: `{name}` expects elements of type int32, found {found}: pass {name}.int()")
         cu_seqlens_q = cu_seqlens_q.contiguous()
         keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k.contiguous()
-        ranges = _document_ranges(q, k, cu_seqlens_q, keys, causal, -1 if window is None else window)
+        extents = q.shape[2], k.shape[2]
+        ranges = _document_ranges(cu_seqlens_q, keys, *extents, causal, -1 if window is None else window)
         window = None
     lengths = (-1 if length is None else length for length in (window, prefix))
     if cache_seqlens is not None:
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks)):
+        inputs = q, k, v, relative_bias, sinks, k_descale, v_descale
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
             raise ValueError("cache_seqlens: attention of a cache has no gradient: call it under torch.no_grad()")
         table = None if block_table is None else block_table.contiguous()
         numbers = causal, scale, precision_code(precision), *lengths, softcap or 0.0
-        return _cached_attention_op(q, k, v, cache_seqlens.contiguous(), table, alibi_slopes, sinks, *numbers)[0]
-    return _modified_attention_op(q, k, v, alibi_slopes, sinks, ranges, *options, *lengths, softcap or 0.0)[0]
+        descale = (None if x is None else x.contiguous() for x in (k_descale, v_descale))
+        tensors = cache_seqlens.contiguous(), table, *descale, alibi_slopes, relative_bias, sinks
+        return _cached_attention_op(q, k, v, *tensors, *numbers)[0]
+    tensors = alibi_slopes, relative_bias, sinks, ranges
+    return _modified_attention_op(q, k, v, *tensors, *options, *lengths, softcap or 0.0)[0]

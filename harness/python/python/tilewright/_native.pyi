@@ -108,6 +108,7 @@ def attention_forward(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
+    relative_bias: Any = None,
     sinks: Any = None,
     ranges: Any = None,
 ) -> None: ...
@@ -131,7 +132,9 @@ def attention_backward(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
+    relative_bias: Any = None,
     ranges: Any = None,
+    d_relative_bias: Any = None,
 ) -> None: ...
 def rms_norm_forward(x: Any, w: Any, y: Any, rstd: Any, eps: float) -> None: ...
 def rms_norm_backward(x: Any, w: Any, rstd: Any, grad_y: Any, grad_x: Any, grad_w: Any) -> None: ...

@@ -80,7 +80,7 @@ def autocast_to_narrow(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(
-        x.to(dtype) if x.dtype != dtype and x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
+        x.to(dtype) if x.dtype != dtype and x.dtype in _FLOATS else x for x in tensors
     )
 
 

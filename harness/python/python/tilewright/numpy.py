@@ -1,8 +1,8 @@
 """The kernels' computations on NumPy arrays, on the CPU.
 
 Arrays are float32, float16 or, with the package ml_dtypes, bfloat16; sums and statistics are float32. Strides are any
-that NumPy makes with non-negative steps, except where leading dimensions [..., d] must be one dimension in memory. The
-results are new arrays.
+that NumPy makes with non-negative steps, except where leading dimensions [..., d] must be one dimension in memory;
+sinks, slopes, biases, cumulative lengths and lse are contiguous. The results are new arrays.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def _modifiers(
     prefix: int | None,
     softcap: float | None,
     alibi_slopes: Array | None,
+    relative_bias: Array | None,
     cu_seqlens_q: Array | None,
     cu_seqlens_k: Array | None,
 ) -> dict[str, Any]:
@@ -54,8 +55,9 @@ def _modifiers(
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"attention: expected q and k [batch, heads, rows, d], found {q.shape} and {k.shape}")
     n_q, n_k = q.shape[2], k.shape[2]
-    check(n_q, n_k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    found = {"window": window, "prefix": prefix, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    scores = {"softcap": softcap, "alibi_slopes": alibi_slopes, "relative_bias": relative_bias}
+    check(n_q, n_k, causal, window, prefix, *scores.values(), cu_seqlens_q, cu_seqlens_k)
+    found = {"window": window, "prefix": prefix} | scores
     if cu_seqlens_q is None:
         return found
     ranges = np.empty(2 * (n_q + n_k), np.int32)
@@ -75,6 +77,7 @@ def attention_forward(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
+    relative_bias: Array | None = None,
     sinks: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
@@ -89,12 +92,15 @@ def attention_forward(
     - `prefix`, with `causal`: a row also sees that many first keys.
     - `softcap`, at most 10⁴: a score s becomes softcap · tanh(s / softcap).
     - `alibi_slopes`, float32 [heads]: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the softcap.
+    - `relative_bias`, float32 [heads, n_q + n_k − 1], without softcap and alibi_slopes: element n_q − 1 + t of a head is added
+      to the scores of keys t places before their row's diagonal, i + (n_k − n_q) − j = t.
     - `sinks`, float32 [heads]: a score that each row has in addition to those of its keys, with a value of 0.
     - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
       and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
       those of `cu_seqlens_k`. All batch entries have the same sequences.
     """
-    modifiers = _modifiers(q, k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    scores = softcap, alibi_slopes, relative_bias
+    modifiers = _modifiers(q, k, causal, window, prefix, *scores, cu_seqlens_q, cu_seqlens_k)
     _expect_array(v)
     o, lse = np.empty((*q.shape[:3], *v.shape[3:]), q.dtype), _float32(q.shape[:3])
     _native.attention_forward(q, k, v, o, lse, _float32, causal, scale, sinks=sinks, **modifiers)
@@ -120,22 +126,25 @@ def attention_backward(
     prefix: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
+    relative_bias: Array | None = None,
     sinks: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
 ) -> tuple[Array, ...]:
     """The gradients of q, k and v, given the results of `attention_forward` with the same options and the gradient of o.
 
-    With `sinks`, their gradient is the fourth.
+    The gradients of `relative_bias` and of `sinks` follow, where they are given.
     """
-    modifiers = _modifiers(q, k, causal, window, prefix, softcap, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    scores = softcap, alibi_slopes, relative_bias
+    modifiers = _modifiers(q, k, causal, window, prefix, *scores, cu_seqlens_q, cu_seqlens_k)
     dq, dk, dv = _like(q), _like(k), _like(v)
-    _native.attention_backward(q, k, v, o, lse, grad_o, dq, dk, dv, _float32, causal, scale, **modifiers)
-    if sinks is None:
-        return dq, dk, dv
-    d_sinks = _like(sinks)
-    _native.sink_gradients(o, lse, grad_o, sinks, d_sinks)
-    return dq, dk, dv, d_sinks
+    more = [] if relative_bias is None else [_like(relative_bias)]
+    own = {"d_relative_bias": more[0] if more else None}
+    _native.attention_backward(q, k, v, o, lse, grad_o, dq, dk, dv, _float32, causal, scale, **modifiers, **own)
+    if sinks is not None:
+        more.append(_like(sinks))
+        _native.sink_gradients(o, lse, grad_o, sinks, more[-1])
+    return dq, dk, dv, *more
 
 
 def rms_norm_forward(x: Array, weight: Array, eps: float = 1e-6) -> tuple[Array, Array]:

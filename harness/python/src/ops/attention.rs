@@ -1,11 +1,13 @@
 //! Attention, forward and backward.
 
 use pyo3::prelude::*;
-use tilewright::View;
+use tilewright::kernels::FloatElement;
 use tilewright::kernels::attention::{
     Backward, Cache, Mask, Options, Saved, Score, backward_into, backward_workspace, documents, forward_into,
-    forward_workspace, sink_gradients_into,
+    forward_workspace, relative_bias_gradient_into, relative_bias_workspace, sink_gradients_into,
 };
+use tilewright::prelude::{Dtype as KernelDtype, F8E4M3, F8E5M2};
+use tilewright::{Dtype, Element, View};
 
 use super::{Call, for_float_type};
 use crate::array::{Argument, Array};
@@ -37,6 +39,8 @@ pub struct Modifiers<'a> {
     pub softcap: Option<f32>,
     /// f32 [heads].
     pub alibi_slopes: Option<&'a Array>,
+    /// f32 [heads, n_q + n_k − 1], without `softcap` and `alibi_slopes`.
+    pub relative_bias: Option<&'a Array>,
     /// f32 [heads]; the backward pass reads none.
     pub sinks: Option<&'a Array>,
     /// The ranges of packed sequences, from [`document_ranges`].
@@ -45,6 +49,8 @@ pub struct Modifiers<'a> {
     pub cache_seqlens: Option<&'a Array>,
     /// The pages of each batch entry, i32 [batch, most].
     pub block_table: Option<&'a Array>,
+    /// Dequantization scales of the cache's keys and values, f32 [heads_kv].
+    pub descale: [Option<&'a Array>; 2],
 }
 
 impl<'a> Modifiers<'a> {
@@ -71,6 +77,10 @@ impl<'a> Modifiers<'a> {
         };
         let slopes = of_heads("alibi_slopes", self.alibi_slopes, "slope")?;
         let sinks = of_heads("sinks", self.sinks, "score")?;
+        let score = match self.relative_bias {
+            Some(bias) => Score::relative(relative_bias(bias, heads, call.arg("relative_bias"))?),
+            None => Score::new(self.softcap, slopes),
+        };
         let table: Option<tilewright::kernels::Tensor<i32, 2>> =
             self.block_table.map(|table| table.tensor(call.arg("block_table"))).transpose()?;
         let lengths = self.cache_seqlens.map(|lengths| vector(lengths, call.arg("cache_seqlens"))).transpose()?;
@@ -81,21 +91,39 @@ impl<'a> Modifiers<'a> {
                 return Err(call.arg(name).error(expected, format!("those of {found}")));
             }
         }
-        let cache = lengths.map(|lengths| Cache { lengths, table });
-        Ok(Options { mask, score: Score::new(self.softcap, slopes), sinks, cache, ..options })
+        let descale = match self.descale {
+            [Some(k), Some(v)] => Some([vector(k, call.arg("k_descale"))?, vector(v, call.arg("v_descale"))?]),
+            [None, None] => None,
+            _ => return Err(call.arg("k_descale").error("v_descale beside it".into(), "one of them".into())),
+        };
+        let cache = lengths.map(|lengths| Cache { lengths, table, descale });
+        Ok(Options { mask, score, sinks, cache, ..options })
     }
 
     /// The arrays, as inputs of a call.
     pub fn arrays(&self) -> impl Iterator<Item = (&'static str, &'a Array)> {
         let named = [
             ("alibi_slopes", self.alibi_slopes),
+            ("relative_bias", self.relative_bias),
             ("sinks", self.sinks),
             ("ranges", self.ranges),
             ("cache_seqlens", self.cache_seqlens),
             ("block_table", self.block_table),
+            ("k_descale", self.descale[0]),
+            ("v_descale", self.descale[1]),
         ];
         named.into_iter().filter_map(|(name, array)| Some((name, array?)))
     }
+}
+
+/// The elements of a relative bias; the launch checks how many there are.
+fn relative_bias<'a>(bias: &'a Array, heads: usize, at: Argument<'a>) -> tilewright::Result<View<'a, f32>> {
+    if bias.shape.len() != 2 || bias.shape[0] != heads as i64 {
+        let expected = format!("the shape [heads, n_q + n_k - 1] with {heads} heads");
+        return Err(at.error(expected, format!("the shape {:?}", bias.shape)));
+    }
+    expect_dense(bias, at)?;
+    bias.view(at)
 }
 
 /// The elements of a vector without gaps.
@@ -200,7 +228,7 @@ fn workspace(
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, o, lse, allocate, causal, scale=None, precision=None,
-    window=None, prefix=None, softcap=None, alibi_slopes=None, sinks=None, ranges=None,
+    window=None, prefix=None, softcap=None, alibi_slopes=None, relative_bias=None, sinks=None, ranges=None,
 ))]
 fn attention_forward(
     q: &Bound<'_, PyAny>,
@@ -216,6 +244,7 @@ fn attention_forward(
     prefix: Option<usize>,
     softcap: Option<f32>,
     alibi_slopes: Option<&Bound<'_, PyAny>>,
+    relative_bias: Option<&Bound<'_, PyAny>>,
     sinks: Option<&Bound<'_, PyAny>>,
     ranges: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
@@ -223,9 +252,11 @@ fn attention_forward(
     let (q, k, v) = (Array::new("q", q)?, Array::new("k", k)?, Array::new("v", v)?);
     let (o, lse) = (Array::new("o", o)?, Array::new("lse", lse)?);
     let (slopes, ranges) = (Array::optional("alibi_slopes", alibi_slopes)?, Array::optional("ranges", ranges)?);
-    let sinks = Array::optional("sinks", sinks)?;
-    let (alibi_slopes, sinks, ranges) = (slopes.as_ref(), sinks.as_ref(), ranges.as_ref());
-    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes, sinks, ranges, ..Modifiers::default() };
+    let (sinks, bias) = (Array::optional("sinks", sinks)?, Array::optional("relative_bias", relative_bias)?);
+    let (alibi_slopes, relative_bias) = (slopes.as_ref(), bias.as_ref());
+    let (sinks, ranges) = (sinks.as_ref(), ranges.as_ref());
+    let none = Modifiers::default();
+    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes, relative_bias, sinks, ranges, ..none };
     let inputs: Vec<_> = [("q", &q), ("k", &k), ("v", &v)].into_iter().chain(modifiers.arrays()).collect();
     let outputs = [("o", &o), ("lse", &lse)];
     let call = Call::new(py, "attention", &inputs, &outputs)?;
@@ -259,22 +290,37 @@ pub fn forward(
     options: &Options,
 ) -> tilewright::Result<()> {
     for_float_type!(q.dtype, call.arg("q"), T => {
-        let mut none = tilewright::Buffer::uninit(call.device, 0)?;
-        let workspace = match workspace {
-            Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
-            None => none.view_mut(),
-        };
-        forward_into::<T>(
-            call.device,
-            q.tensor(call.arg("q"))?,
-            k.tensor(call.arg("k"))?,
-            v.tensor(call.arg("v"))?,
-            o.tensor_mut(call.arg("o"))?,
-            dense_rows(lse, call.arg("lse"))?,
-            workspace,
-            options,
-        )
+        match k.dtype {
+            Dtype::F8E4M3 => forward_of::<T, F8E4M3>(call, [q, k, v], o, lse, workspace, options),
+            Dtype::F8E5M2 => forward_of::<T, F8E5M2>(call, [q, k, v], o, lse, workspace, options),
+            _ => forward_of::<T, T>(call, [q, k, v], o, lse, workspace, options),
+        }
     })
+}
+
+fn forward_of<T: FloatElement, C: Element + KernelDtype>(
+    call: Call,
+    [q, k, v]: [&Array; 3],
+    o: &Array,
+    lse: &Array,
+    workspace: Option<&Array>,
+    options: &Options,
+) -> tilewright::Result<()> {
+    let mut none = tilewright::Buffer::uninit(call.device, 0)?;
+    let workspace = match workspace {
+        Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
+        None => none.view_mut(),
+    };
+    forward_into::<T, C>(
+        call.device,
+        q.tensor(call.arg("q"))?,
+        k.tensor(call.arg("k"))?,
+        v.tensor(call.arg("v"))?,
+        o.tensor_mut(call.arg("o"))?,
+        dense_rows(lse, call.arg("lse"))?,
+        workspace,
+        options,
+    )
 }
 
 /// Row vectors, as the kernels need them: without gaps.
@@ -283,18 +329,19 @@ fn dense_rows<'a>(lse: &'a Array, at: Argument<'a>) -> tilewright::Result<tilewr
     lse.view_mut(at)
 }
 
-fn expect_dense(lse: &Array, at: Argument) -> tilewright::Result<()> {
-    if lse.merged(0..lse.shape.len()).is_some_and(|(n, stride)| n <= 1 || stride == 1) {
+fn expect_dense(array: &Array, at: Argument) -> tilewright::Result<()> {
+    if array.merged(0..array.shape.len()).is_some_and(|(n, stride)| n <= 1 || stride == 1) {
         return Ok(());
     }
-    Err(at.error("a contiguous array".into(), format!("the strides {:?}", lse.strides)))
+    Err(at.error("a contiguous array".into(), format!("the strides {:?}", array.strides)))
 }
 
 /// The gradients dq, dk and dv, given the results o and lse of the forward pass and the gradient d_o of o.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, o, lse, d_o, dq, dk, dv, allocate, causal, scale=None, precision=None, deterministic=true,
-    window=None, prefix=None, softcap=None, alibi_slopes=None, ranges=None,
+    window=None, prefix=None, softcap=None, alibi_slopes=None, relative_bias=None, ranges=None,
+    d_relative_bias=None,
 ))]
 fn attention_backward(
     q: &Bound<'_, PyAny>,
@@ -315,18 +362,26 @@ fn attention_backward(
     prefix: Option<usize>,
     softcap: Option<f32>,
     alibi_slopes: Option<&Bound<'_, PyAny>>,
+    relative_bias: Option<&Bound<'_, PyAny>>,
     ranges: Option<&Bound<'_, PyAny>>,
+    d_relative_bias: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = q.py();
     let (q, k, v) = (Array::new("q", q)?, Array::new("k", k)?, Array::new("v", v)?);
     let (o, lse, d_o) = (Array::new("o", o)?, Array::new("lse", lse)?, Array::new("d_o", d_o)?);
     let (dq, dk, dv) = (Array::new("dq", dq)?, Array::new("dk", dk)?, Array::new("dv", dv)?);
     let (slopes, ranges) = (Array::optional("alibi_slopes", alibi_slopes)?, Array::optional("ranges", ranges)?);
-    let (alibi_slopes, ranges) = (slopes.as_ref(), ranges.as_ref());
-    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes, ranges, ..Modifiers::default() };
+    let bias = Array::optional("relative_bias", relative_bias)?;
+    let d_bias = Array::optional("d_relative_bias", d_relative_bias)?;
+    let (alibi_slopes, relative_bias, ranges) = (slopes.as_ref(), bias.as_ref(), ranges.as_ref());
+    let none = Modifiers::default();
+    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes, relative_bias, ranges, ..none };
     let inputs = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
     let inputs: Vec<_> = inputs.into_iter().chain(modifiers.arrays()).collect();
-    let outputs = [("dq", &dq), ("dk", &dk), ("dv", &dv)];
+    let outputs: Vec<_> = [("dq", &dq), ("dk", &dk), ("dv", &dv)]
+        .into_iter()
+        .chain(d_bias.as_ref().map(|d_bias| ("d_relative_bias", d_bias)))
+        .collect();
     let call = Call::new(py, "attention", &inputs, &outputs)?;
     let options = options(causal, scale, precision, deterministic)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
@@ -334,7 +389,11 @@ fn attention_backward(
     let arguments: Vec<_> = inputs.into_iter().chain(outputs).collect();
     let workspace = workspace(py, call, allocate, elements, &arguments)?;
     let saved = [&q, &k, &v, &o, &lse, &d_o];
-    without_gil(py, || backward(call, saved, [&dq, &dk, &dv], workspace.as_ref(), &options))
+    without_gil(py, || backward(call, saved, [&dq, &dk, &dv], workspace.as_ref(), &options))?;
+    let Some(d_bias) = &d_bias else { return Ok(()) };
+    let elements = without_gil(py, || workspace_of_relative_bias(call, [&q, &k, &v]))?;
+    let workspace = self::workspace(py, call, allocate, elements, &arguments)?;
+    without_gil(py, || relative_bias_gradient(call, saved, d_bias, workspace.as_ref(), &options))
 }
 
 /// The elements of the workspace of [`backward`].
@@ -347,35 +406,69 @@ pub fn workspace_of_backward(call: Call, inputs: [&Array; 3], options: &Options)
 /// The backward pass, on arrays of the device of `call`.
 pub fn backward(
     call: Call,
-    [q, k, v, o, lse, d_o]: [&Array; 6],
+    saved: [&Array; 6],
     [dq, dk, dv]: [&Array; 3],
     workspace: Option<&Array>,
     options: &Options,
 ) -> tilewright::Result<()> {
-    for_float_type!(q.dtype, call.arg("q"), T => {
+    for_float_type!(saved[0].dtype, call.arg("q"), T => {
         let mut none = tilewright::Buffer::uninit(call.device, 0)?;
         let workspace = match workspace {
             Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
             None => none.view_mut(),
         };
-        expect_dense(lse, call.arg("lse"))?;
-        let saved = Saved::<T> {
-            q: q.tensor(call.arg("q"))?,
-            k: k.tensor(call.arg("k"))?,
-            v: v.tensor(call.arg("v"))?,
-            o: o.tensor(call.arg("o"))?,
-            lse: lse.view(call.arg("lse"))?,
-            d_o: d_o.tensor(call.arg("d_o"))?,
-        };
         backward_into(
             call.device,
-            saved,
+            saved_tensors::<T>(call, saved)?,
             dq.tensor_mut(call.arg("dq"))?,
             dk.tensor_mut(call.arg("dk"))?,
             dv.tensor_mut(call.arg("dv"))?,
             workspace,
             options,
         )
+    })
+}
+
+fn saved_tensors<'a, T: FloatElement>(
+    call: Call,
+    [q, k, v, o, lse, d_o]: [&'a Array; 6],
+) -> tilewright::Result<Saved<'a, T>> {
+    expect_dense(lse, call.arg("lse"))?;
+    Ok(Saved {
+        q: q.tensor(call.arg("q"))?,
+        k: k.tensor(call.arg("k"))?,
+        v: v.tensor(call.arg("v"))?,
+        o: o.tensor(call.arg("o"))?,
+        lse: lse.view(call.arg("lse"))?,
+        d_o: d_o.tensor(call.arg("d_o"))?,
+    })
+}
+
+/// The elements of the workspace of [`relative_bias_gradient`].
+pub fn workspace_of_relative_bias(call: Call, inputs: [&Array; 3]) -> tilewright::Result<usize> {
+    let [q, k, v] = shapes4(call, inputs)?;
+    let at = call.arg("q");
+    for_float_type!(inputs[0].dtype, at, T => Ok(relative_bias_workspace::<T>(call.device, q, k, v)))
+}
+
+/// The gradient of the relative bias in `options`, on arrays of the device of `call`.
+pub fn relative_bias_gradient(
+    call: Call,
+    saved: [&Array; 6],
+    gradient: &Array,
+    workspace: Option<&Array>,
+    options: &Options,
+) -> tilewright::Result<()> {
+    let at = call.arg("d_relative_bias");
+    expect_dense(gradient, at)?;
+    let mut none = tilewright::Buffer::uninit(call.device, 0)?;
+    let workspace = match workspace {
+        Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
+        None => none.view_mut(),
+    };
+    for_float_type!(saved[0].dtype, call.arg("q"), T => {
+        let saved = saved_tensors::<T>(call, saved)?;
+        relative_bias_gradient_into(call.device, saved, gradient.view_mut(at)?, workspace, options)
     })
 }
 

@@ -20,7 +20,7 @@ use crate::array::Array;
 use crate::call::{Error, guarded};
 use crate::ops::attention::Modifiers;
 use crate::ops::dense::Positions;
-use crate::ops::{attention, dense as dense_ops, expect_separate, rows as row_ops, scaled as scaled_ops};
+use crate::ops::{Call, attention, dense as dense_ops, expect_separate, rows as row_ops, scaled as scaled_ops};
 
 /// A table of functions of this module as kernels, by their names.
 macro_rules! kernels {
@@ -44,6 +44,7 @@ macro_rules! kernels {
 kernels! {
     attention_forward attention_backward
     modified_attention_forward modified_attention_backward document_ranges sink_gradients
+    relative_bias_gradient
     rms_norm_forward rms_norm_backward
     layer_norm_forward layer_norm_backward
     softmax_forward softmax_backward
@@ -94,15 +95,36 @@ fn modified_attention_backward(arguments: &mut Arguments) -> PyResult<Results> {
     backward(tensors, options, arrays.modifiers(arguments))
 }
 
+fn relative_bias_gradient(arguments: &mut Arguments) -> PyResult<Results> {
+    let [q, k, v, o, lse, d_o, bias] = arguments.tensors();
+    let ranges = arguments.list().pop();
+    let options = dense_options(arguments)?;
+    let mut length = || usize::try_from(arguments.int()).ok();
+    let (window, prefix) = (length(), length());
+    let saved = Saved::of([q, k, v, o, lse, d_o])?;
+    let bias = Array::of_handle("relative_bias", bias)?;
+    let ranges = ranges.map(|ranges| Array::of_handle("ranges", ranges)).transpose()?;
+    let (relative_bias, ranges) = (Some(&bias), ranges.as_ref());
+    let modifiers = Modifiers { window, prefix, relative_bias, ranges, ..Modifiers::default() };
+    let (call, options) = saved.call(&modifiers, options)?;
+    let gradient = dense(&bias)?;
+    let [q, k, v, ..] = saved.arrays();
+    let elements = guarded(|| attention::workspace_of_relative_bias(call, [q, k, v]))?;
+    let workspace = workspace(q, elements)?;
+    let saved = saved.arrays();
+    guarded(|| attention::relative_bias_gradient(call, saved, &gradient, workspace.as_ref(), &options))?;
+    Ok(smallvec![gradient])
+}
+
 fn document_ranges(arguments: &mut Arguments) -> PyResult<Results> {
-    let [q, k, rows, keys] = arguments.tensors();
+    let [rows, keys] = arguments.tensors();
+    let extents = [arguments.int(), arguments.int()].map(|n| usize::try_from(n).unwrap_or(0));
     let (causal, window) = (arguments.bool(), usize::try_from(arguments.int()).ok());
-    let (q, k) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?);
     let (rows, keys) = (Array::of_handle("cu_seqlens_q", rows)?, Array::of_handle("cu_seqlens_k", keys)?);
-    let call = call("attention", &[("q", &q), ("k", &k), ("cu_seqlens_q", &rows), ("cu_seqlens_k", &keys)])?;
-    let extents = [&q, &k].map(|x| x.shape.get(2).copied().unwrap_or(0));
-    let ranges = empty(&q, &[2 * (extents[0] + extents[1])], Dtype::I32)?;
-    guarded(|| attention::document_ranges(call, [&rows, &keys], extents.map(|n| n as usize), causal, window, &ranges))?;
+    let call = call("attention", &[("cu_seqlens_q", &rows), ("cu_seqlens_k", &keys)])?;
+    let len = 2_i64.saturating_mul(extents[0].saturating_add(extents[1]) as i64);
+    let ranges = empty(&rows, &[len], Dtype::I32)?;
+    guarded(|| attention::document_ranges(call, [&rows, &keys], extents, causal, window, &ranges))?;
     Ok(smallvec![ranges])
 }
 
@@ -125,10 +147,12 @@ fn dense_options(arguments: &mut Arguments) -> PyResult<Options<'static>> {
 /// The tensors of modifiers.
 struct ModifierArrays {
     alibi_slopes: Option<Array>,
+    relative_bias: Option<Array>,
     sinks: Option<Array>,
     ranges: Option<Array>,
     cache_seqlens: Option<Array>,
     block_table: Option<Array>,
+    descale: [Option<Array>; 2],
 }
 
 impl ModifierArrays {
@@ -136,15 +160,18 @@ impl ModifierArrays {
     fn of(arguments: &mut Arguments, forward: bool) -> PyResult<ModifierArrays> {
         // All are taken before any can be refused.
         let mut list = |is_there: bool| if is_there { arguments.list().pop() } else { None };
-        let (slopes, sinks, ranges) = (list(true), list(forward), list(true));
+        let (slopes, bias, sinks, ranges) = (list(true), list(true), list(forward), list(true));
         let (lengths, table) = (list(forward), list(forward));
+        let [k, v] = [list(forward), list(forward)];
         let read = |name, handle: Option<Handle>| handle.map(|handle| Array::of_handle(name, handle)).transpose();
         Ok(ModifierArrays {
             alibi_slopes: read("alibi_slopes", slopes)?,
+            relative_bias: read("relative_bias", bias)?,
             sinks: read("sinks", sinks)?,
             ranges: read("ranges", ranges)?,
             cache_seqlens: read("cache_seqlens", lengths)?,
             block_table: read("block_table", table)?,
+            descale: [read("k_descale", k)?, read("v_descale", v)?],
         })
     }
 
@@ -153,9 +180,18 @@ impl ModifierArrays {
         let mut length = || usize::try_from(arguments.int()).ok();
         let (window, prefix) = (length(), length());
         let softcap = Some(arguments.float()).filter(|&cap| cap != 0.0);
-        let (alibi_slopes, sinks, ranges) = (self.alibi_slopes.as_ref(), self.sinks.as_ref(), self.ranges.as_ref());
-        let (cache_seqlens, block_table) = (self.cache_seqlens.as_ref(), self.block_table.as_ref());
-        Modifiers { window, prefix, softcap, alibi_slopes, sinks, ranges, cache_seqlens, block_table }
+        Modifiers {
+            window,
+            prefix,
+            softcap,
+            alibi_slopes: self.alibi_slopes.as_ref(),
+            relative_bias: self.relative_bias.as_ref(),
+            sinks: self.sinks.as_ref(),
+            ranges: self.ranges.as_ref(),
+            cache_seqlens: self.cache_seqlens.as_ref(),
+            block_table: self.block_table.as_ref(),
+            descale: self.descale.each_ref().map(Option::as_ref),
+        }
     }
 }
 
@@ -176,18 +212,40 @@ fn workspace(like: &Array, elements: usize) -> PyResult<Option<Array>> {
     if elements == 0 { Ok(None) } else { empty(like, &[elements as i64], Dtype::F32).map(Some) }
 }
 
-fn backward([q, k, v, o, lse, d_o]: [Handle; 6], options: Options, modifiers: Modifiers) -> PyResult<Results> {
-    let (q, k, v) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?, Array::of_handle("v", v)?);
-    let (o, lse, d_o) = (Array::of_handle("o", o)?, Array::of_handle("lse", lse)?, unit_stride("d_o", d_o)?);
-    let saved = [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("d_o", &d_o)];
-    let mut all: SmallVec<[_; 8]> = saved.into_iter().collect();
-    all.extend(modifiers.arrays());
-    let call = call("attention", &all)?;
-    let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
-    let elements = guarded(|| attention::workspace_of_backward(call, [&q, &k, &v], &options))?;
-    let (dq, dk, dv) = (heads_like(&q, None)?, heads_like(&k, None)?, heads_like(&v, None)?);
-    let (workspace, saved) = (workspace(&q, elements)?, saved.map(|(_, array)| array));
-    guarded(|| attention::backward(call, saved, [&dq, &dk, &dv], workspace.as_ref(), &options))?;
+/// The inputs of the backward pass: q, k, v, o, lse and d_o.
+struct Saved([Array; 6]);
+
+impl Saved {
+    fn of([q, k, v, o, lse, d_o]: [Handle; 6]) -> PyResult<Saved> {
+        let (q, k, v) = (Array::of_handle("q", q)?, Array::of_handle("k", k)?, Array::of_handle("v", v)?);
+        let (o, lse) = (Array::of_handle("o", o)?, Array::of_handle("lse", lse)?);
+        Ok(Saved([q, k, v, o, lse, unit_stride("d_o", d_o)?]))
+    }
+
+    fn arrays(&self) -> [&Array; 6] {
+        self.0.each_ref()
+    }
+
+    /// The call, and its options with the modifiers.
+    fn call<'a>(&'a self, modifiers: &'a Modifiers<'a>, options: Options<'a>) -> PyResult<(Call, Options<'a>)> {
+        let names = ["q", "k", "v", "o", "lse", "d_o"];
+        let mut all: SmallVec<[_; 8]> = names.into_iter().zip(&self.0).collect();
+        all.extend(modifiers.arrays());
+        let call = call("attention", &all)?;
+        let options =
+            modifiers.options(call, &self.0[0], options).map_err(|error| Error::new_err(error.to_string()))?;
+        Ok((call, options))
+    }
+}
+
+fn backward(saved: [Handle; 6], options: Options, modifiers: Modifiers) -> PyResult<Results> {
+    let saved = Saved::of(saved)?;
+    let (call, options) = saved.call(&modifiers, options)?;
+    let [q, k, v, ..] = saved.arrays();
+    let elements = guarded(|| attention::workspace_of_backward(call, [q, k, v], &options))?;
+    let (dq, dk, dv) = (heads_like(q, None)?, heads_like(k, None)?, heads_like(v, None)?);
+    let workspace = workspace(q, elements)?;
+    guarded(|| attention::backward(call, saved.arrays(), [&dq, &dk, &dv], workspace.as_ref(), &options))?;
     Ok(smallvec![dq, dk, dv])
 }
 

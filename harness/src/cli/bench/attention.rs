@@ -63,7 +63,7 @@ pub struct Arguments {
     modifiers: attention_modifiers::ModifierArguments,
     /// Maximum number of splits of each loop over KV blocks (split-KV) or query blocks (split-Q). Default: enough to
     /// fill the GPU when the grid has fewer programs than SMs
-    #[arg(long, alias = "parts", value_name = "COUNT", conflicts_with = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, alias = "parts", value_name = "COUNT", conflicts_with_all = ["kinds", "modifiers"], value_parser = clap::value_parser!(u32).range(1..))]
     splits: Option<u32>,
     #[command(flatten)]
     pub(super) kinds: attention_kinds::Kinds,
@@ -93,7 +93,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
         for &causal in &arguments.causal {
             let scale = f64::from(1.0 / (d as f32).sqrt());
-            let modifiers = arguments.modifiers.of(seq_len)?;
+            let modifiers = arguments.modifiers.of(seq_len, causal)?;
             let (n_q, n_k) = (seq_len, seq_len);
             let problem =
                 Problem { batch, heads_q: heads, heads_kv: heads, n_q, n_k, d, d_v: d, causal, scale, modifiers };

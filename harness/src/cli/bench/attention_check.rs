@@ -24,6 +24,9 @@ pub struct Attention<T: Number> {
     dq: Buffer<T>,
     dk: Buffer<T>,
     dv: Buffer<T>,
+    d_relative: Buffer<f32>,
+    bias_workspace: Buffer<f32>,
+    d_sinks: Buffer<f32>,
     workspace: Buffer<f32>,
     modifiers: ModifierTensors,
     /// Maximum number of splits of the forward and of the backward pass, where the options do not set it.
@@ -74,7 +77,14 @@ impl<T: Number> Attention<T> {
     pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
         let shape = shape(&problem);
         let len = elements(&shape)?;
-        device.check_memory(8.0 * len as f64 * size_of::<T>() as f64)?;
+        let (biases, bias_workspace) = match problem.modifiers.relative {
+            true => (
+                problem.heads_q * attention::relative_bias_len(problem.n_q, problem.n_k),
+                attention::relative_bias_workspace::<T>(device, shape, shape, shape),
+            ),
+            false => (0, 0),
+        };
+        device.check_memory(8.0 * len as f64 * size_of::<T>() as f64 + 4.0 * (biases + bias_workspace) as f64)?;
         Ok(Attention {
             device: device.clone(),
             problem,
@@ -88,6 +98,9 @@ impl<T: Number> Attention<T> {
             dq: Buffer::poisoned(device, len)?,
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
+            d_relative: Buffer::poisoned(device, biases)?,
+            bias_workspace: Buffer::poisoned(device, bias_workspace)?,
+            d_sinks: Buffer::poisoned(device, problem.heads_q)?,
             workspace: workspace::<T>(device, &problem, None)?,
             modifiers: ModifierTensors::new(device, &problem)?,
             splits: [None; 2],
@@ -173,7 +186,8 @@ impl<T: Number> Attention<T> {
         )
     }
 
-    /// Runs the backward pass on the outputs of [`Attention::forward`].
+    /// Runs the backward pass on the outputs of [`Attention::forward`]: gradients of q, k and v, and those of a relative bias and of
+    /// sinks.
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
         let options = Self::options(&self.modifiers, options, self.splits[1]);
@@ -193,7 +207,14 @@ impl<T: Number> Attention<T> {
             TensorMut::dense(self.dv.view_mut(), shape)?,
             self.workspace.view_mut(),
             &options,
-        )
+        )?;
+        if self.problem.modifiers.relative {
+            let (gradient, workspace) = (self.d_relative.view_mut(), self.bias_workspace.view_mut());
+            attention::relative_bias_gradient_into(&self.device, saved, gradient, workspace, &options)?;
+        }
+        let Some(sinks) = options.sinks else { return Ok(()) };
+        let Saved { o, lse, d_o, .. } = saved;
+        attention::sink_gradients_into(&self.device, sinks, o, lse, d_o, self.d_sinks.view_mut())
     }
 
     /// Fills the outputs of the forward pass with NaN, so that elements that a kernel does not write are found.
@@ -208,6 +229,8 @@ impl<T: Number> Attention<T> {
         self.dq.poison()?;
         self.dk.poison()?;
         self.dv.poison()?;
+        self.d_relative.poison()?;
+        self.d_sinks.poison()?;
         self.workspace.poison()
     }
 
@@ -225,9 +248,18 @@ impl<T: Number> Attention<T> {
 
     /// Returns the largest error of dQ, dK and dV.
     pub fn check_backward(&self, expected: &Expected) -> Result<f64, BenchError> {
-        let Gradients { dq, dk, dv, .. } = &expected.gradients;
+        let Gradients { dq, dk, dv, d_relative, d_sinks } = &expected.gradients;
         let [found_q, found_k, found_v] = [values(&self.dq)?, values(&self.dk)?, values(&self.dv)?];
-        max_error(self.limit, &[("dq", &found_q, dq), ("dk", &found_k, dk), ("dv", &found_v, dv)])
+        let (found_relative, found_sinks) = (values(&self.d_relative)?, values(&self.d_sinks)?);
+        let mut found = vec![("dq", &found_q[..], &dq[..]), ("dk", &found_k, dk), ("dv", &found_v, dv)];
+        if self.problem.modifiers.relative {
+            found.push(("the gradient of the relative bias", &found_relative, d_relative));
+        }
+        if self.problem.modifiers.sinks && T::dtype().bytes() == 4 {
+            // Its terms cancel each other, so that the rounding of O in a short type would be most of it.
+            found.push(("the gradients of the sinks", &found_sinks, d_sinks));
+        }
+        max_error(self.limit, &found)
     }
 
     /// Returns the heads and rows that are checked in a large problem: the first, the last, and some in between.
@@ -264,8 +296,8 @@ impl<T: Number> Attention<T> {
         max_error(self.limit, &[("o", &found, &want), ("lse", &found_lse, &want_lse)])
     }
 
-    /// As [`Attention::check_backward`], for a few rows. Expected dK and dV are computed from the log-sum-exp L and the
-    /// O that the forward pass wrote.
+    /// As [`Attention::check_backward`], for a few rows. Expected gradients are computed from the O, and dK and dV from the
+    /// log-sum-exp L, that the forward pass wrote.
     pub fn spot_check_backward(&self) -> Result<f64, BenchError> {
         let (heads, rows) = self.samples();
         let mut found: [Vec<f64>; 3] = Default::default();
@@ -280,7 +312,8 @@ impl<T: Number> Attention<T> {
             for &row in &rows {
                 let (p, at) = (&self.problem, row * self.problem.d);
                 let row_of = |x: &[f64]| x[at..at + p.d].to_vec();
-                let dq = p.one_row_gradient(head % p.heads_q, row, &row_of(&h.q), &h.k, &h.v, &row_of(&h.d_o));
+                let rows = [&h.q, &h.o, &h.d_o].map(|x| &x[at..at + p.d]);
+                let dq = p.one_row_gradient([head % p.heads_q, row], rows, [&h.k, &h.v]);
                 let (dk, dv) = self.key_row(&h, head % p.heads_q, row);
                 for (i, gradient) in [dq, dk, dv].into_iter().enumerate() {
                     want[i].extend(gradient);

@@ -18,7 +18,7 @@ use crate::train;
 #[command(next_help_heading = "Attention under autograd")]
 pub struct Kinds {
     /// Time these implementations instead, forward and backward under autograd: naive, tiled or flash
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', conflicts_with = "modifiers")]
     pub kinds: Vec<Attention>,
     /// With --kinds: sequence lengths of queries and keys. Default: 256 to 16384, or 256 to 1024 on the CPU
     #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',')]

@@ -1,5 +1,7 @@
 //! Parses the modifiers of attention on the command line.
 
+use std::collections::HashSet;
+
 use tilewright::kernels::attention::reference::{Modifiers, Problem};
 
 use crate::cli::{CliError, Result};
@@ -7,19 +9,26 @@ use crate::cli::{CliError, Result};
 #[derive(clap::Args, Clone, Debug)]
 pub struct ModifierArguments {
     /// Modifier of attention, may be repeated: window=SIZE (keys before the diagonal that a row sees), prefix=LENGTH (keys
-    /// that a row sees beside those up to the diagonal), softcap=CAP, alibi, sinks, or documents=LENGTH,LENGTH,… (packed
-    /// sequences)
-    #[arg(long = "modifier", value_name = "MODIFIER", conflicts_with_all = ["kinds", "splits"])]
+    /// that a row sees beside those up to the diagonal), softcap=CAP, alibi, relative (a bias for each distance),
+    /// sinks, or documents=LENGTH,LENGTH,… (packed sequences)
+    #[arg(long = "modifier", value_name = "MODIFIER")]
     modifiers: Vec<String>,
 }
 
 impl ModifierArguments {
     /// The modifiers of a problem with sequences of `seq_len` rows.
-    pub fn of(&self, seq_len: usize) -> Result<Modifiers> {
+    ///
+    /// # Errors
+    /// Modifiers that are not there, are given twice, or cannot be combined.
+    pub fn of(&self, seq_len: usize, causal: bool) -> Result<Modifiers> {
         let mut modifiers = Modifiers::default();
+        let mut names = HashSet::new();
         for text in &self.modifiers {
             let invalid = |expected: &str| CliError::usage(format!("invalid modifier `{text}`"), expected.to_string());
             let (name, value) = text.split_once('=').unwrap_or((text, ""));
+            if !names.insert(name) {
+                return Err(invalid("expected each modifier once"));
+            }
             match name {
                 "window" => {
                     let size = value.parse().map_err(|_| invalid("expected window=SIZE, a number of keys"))?;
@@ -34,6 +43,7 @@ impl ModifierArguments {
                     modifiers.softcap = Some(cap.ok_or_else(|| invalid("expected softcap=CAP, a positive number"))?);
                 }
                 "alibi" if value.is_empty() => modifiers.alibi = true,
+                "relative" if value.is_empty() => modifiers.relative = true,
                 "sinks" if value.is_empty() => modifiers.sinks = true,
                 "documents" => {
                     let lengths: Option<Vec<usize>> = value.split(',').map(|length| length.parse().ok()).collect();
@@ -54,10 +64,20 @@ impl ModifierArguments {
                 }
                 _ => {
                     return Err(invalid(
-                        "expected window=SIZE, prefix=LENGTH, softcap=CAP, alibi, sinks, or documents=LENGTH,LENGTH,…",
+                        "expected window=SIZE, prefix=LENGTH, softcap=CAP, alibi, relative, sinks, or documents=LENGTH,LENGTH,…",
                     ));
                 }
             }
+        }
+        let refused = |message: &str, help: &str| Err(CliError::usage(message.to_string(), help.to_string()));
+        if modifiers.relative && (modifiers.alibi || modifiers.softcap.is_some()) {
+            return refused("modifier `relative` cannot be combined with softcap or alibi", "give one of them");
+        }
+        if modifiers.prefix.is_some() && (modifiers.window.is_some() || modifiers.documents.is_some()) {
+            return refused("modifier `prefix` cannot be combined with window or documents", "give one of them");
+        }
+        if modifiers.prefix.is_some() && !causal {
+            return refused("modifier `prefix` is causal", "give --causal true: without it every row sees all keys");
         }
         Ok(modifiers)
     }

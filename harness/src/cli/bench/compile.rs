@@ -131,7 +131,7 @@ impl Variant {
     }
 
     fn record(&self) -> Result<Func> {
-        let recording = FLASH_ATTENTION_FWD.record_full(&[DType::BF16; 2], &self.consts, &self.assumed);
+        let recording = FLASH_ATTENTION_FWD.record_full(&[DType::BF16; 3], &self.consts, &self.assumed);
         Ok(recording.map_err(|diagnostic| CliError::Failure(render_with_source(&diagnostic)))?.func)
     }
 

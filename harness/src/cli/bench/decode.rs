@@ -4,12 +4,14 @@ use std::io::Write;
 
 use clap::Args;
 use half::{bf16, f16};
-use tilewright::kernels::attention::reference::{self, Problem};
+use tilewright::kernels::attention::reference::{self, ModifierTensors, Problem};
 use tilewright::kernels::attention::{Cache, Options, Tiles, forward_into, forward_workspace};
 use tilewright::kernels::{Tensor, TensorMut};
-use tilewright::{Buffer, Device};
+use tilewright::prelude::Dtype;
+use tilewright::{Buffer, Device, F8E4M3, F8E5M2};
 
-use super::data::{Number, normal, values};
+use super::attention_modifiers::ModifierArguments;
+use super::data::{Number, Value, normal, values};
 use super::record::{Measured, Recorder, Row, Work, accept};
 use super::{Common, copy, tiles};
 use crate::cli::demo::case::{relative_error, tolerance};
@@ -43,6 +45,11 @@ pub struct Arguments {
     /// Element type: bf16, f16 or f32. Default: bf16, or f32 on the CPU
     #[arg(long, value_parser = ["bf16", "f16", "f32"])]
     dtype: Option<String>,
+    #[command(flatten)]
+    modifiers: ModifierArguments,
+    /// Element type of the cache, with scales: f8e4m3 or f8e5m2. Default: that of the queries
+    #[arg(long, value_parser = ["f8e4m3", "f8e5m2"])]
+    cache_dtype: Option<String>,
     /// Tiles: q_tile,k_tile,warps,stages. May be repeated. Default: those of a launch
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     tiles: Vec<Tiles>,
@@ -65,7 +72,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         ));
     }
     let scale = f64::from(1.0 / (d as f32).sqrt());
-    let modifiers = Default::default();
+    let modifiers = arguments.modifiers.of(n_k, true)?;
+    if modifiers.documents.is_some() {
+        return Err(CliError::usage("a cache has no packed sequences", "leave the modifier `documents` out"));
+    }
     let problem = Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v: d, causal: true, scale, modifiers };
     let copy_gbps = copy::bandwidth(&arguments.common, &device)?;
     for &page in &arguments.page {
@@ -101,33 +111,57 @@ impl Case<'_> {
             page => format!("pages of {page}"),
         };
         let row = Row::new("attention_decode", &[batch, heads_q, n_q, n_k, d], T::dtype().name());
-        let row = row.case(&format!("{heads_kv} key/value heads, {pages}"));
+        let (stored, size) = match self.arguments.cache_dtype.as_deref() {
+            Some(stored) => (format!(" of {stored}"), 1),
+            None => (String::new(), size_of::<T>()),
+        };
+        let row = row.case(&format!("{heads_kv} key/value heads, {pages}{stored}{}", self.arguments.modifiers.text()));
         let row = match self.tiles {
             Some(tiles) => row.tiles(tiles::text(tiles)),
             None => row,
         };
-        // The keys and values of each sequence.
-        let bytes = 2.0 * (batch * heads_kv * n_k * d * size_of::<T>()) as f64;
-        recorder.push(row.measured(&self.timed::<T>(), Work::Bytes(bytes, Some(self.copy_gbps))))
+        // The keys and values that some query of a sequence sees.
+        let seen = (0..n_q).map(|row| self.problem.seen(row));
+        let (first, end) = seen.fold((n_k, 0), |(first, end), seen| (first.min(seen.start), end.max(seen.end)));
+        let bytes = 2.0 * (batch * heads_kv * end.saturating_sub(first) * d * size) as f64;
+        let timed = match self.arguments.cache_dtype.as_deref() {
+            Some("f8e4m3") => self.timed::<T, F8E4M3>(),
+            Some(_) => self.timed::<T, F8E5M2>(),
+            None => self.timed::<T, T>(),
+        };
+        recorder.push(row.measured(&timed, Work::Bytes(bytes, Some(self.copy_gbps))))
     }
 
-    fn timed<T: Number>(&self) -> Measured {
+    fn timed<T: Number, C: Value + Dtype>(&self) -> Measured {
         let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
         let device = self.device;
         let columns = n_k.div_ceil(self.page.max(1));
         let (entries, rows) = if self.page == 0 { (batch, n_k) } else { (batch * columns, self.page) };
-        device.check_memory((2 * entries * heads_kv * rows * d * size_of::<T>()) as f64)?;
+        device.check_memory((2 * entries * heads_kv * rows * d * size_of::<C>()) as f64)?;
         let keys = [entries, heads_kv, rows, d];
         let q = normal::<T>(device, batch * heads_q * n_q * d, 1)?;
-        let [k, v] = [2, 3].map(|seed| normal::<T>(device, entries * heads_kv * rows * d, seed));
+        let [k, v] = [2, 3].map(|seed| normal::<C>(device, entries * heads_kv * rows * d, seed));
         let (k, v) = (k?, v?);
         let page_of = |i: usize| i * prime(entries) % entries;
         let table: Vec<i32> = (0..batch * columns).map(|i| page_of(i) as i32).collect();
         let (table, lengths) =
             (Buffer::from_slice(device, &table)?, Buffer::from_slice(device, &vec![n_k as i32; batch])?);
         let table = (self.page > 0).then(|| table.tensor([batch, columns])).transpose()?;
+        // Keys and values have other ones, and so have heads.
+        let scales =
+            [0.5, 0.75].map(|first| (0..heads_kv).map(|head| first + head as f32 / 64.0).collect::<Vec<f32>>());
+        let is_scaled = self.arguments.cache_dtype.is_some();
+        let scale = |side: usize, head: usize| if is_scaled { f64::from(scales[side][head]) } else { 1.0 };
+        let [k_scales, v_scales] = scales.each_ref().map(|scales| Buffer::from_slice(device, scales));
+        let (k_scales, v_scales) = (k_scales?, v_scales?);
+        let descale = is_scaled.then(|| [k_scales.view(), v_scales.view()]);
+        let room = Problem { n_k: if self.page == 0 { n_k } else { columns * self.page }, ..self.problem };
+        let modifiers = ModifierTensors::new(device, &room)?;
         let options = Options {
-            cache: Some(Cache { lengths: lengths.view(), table }),
+            mask: modifiers.mask(),
+            score: modifiers.score(),
+            sinks: modifiers.sinks(),
+            cache: Some(Cache { table, descale, ..Cache::new(lengths.view()) }),
             forward_tiles: self.tiles,
             num_splits: self.arguments.splits.map(|splits| splits as usize),
             ..Options::new(true)
@@ -146,23 +180,25 @@ impl Case<'_> {
         let timing = self.arguments.common.time(device, launch)?;
         // The last sequence, by its definition.
         let last = batch - 1;
-        let of_entry = |x: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
+        let of_entry = |x: &Buffer<C>, side: usize| -> tilewright::Result<Vec<f64>> {
             let mut keys = vec![0.0; heads_kv * n_k * d];
             let (places, len) = (n_k.div_ceil(rows), heads_kv * rows * d);
             for place in 0..places {
                 let at = if self.page == 0 { last } else { page_of(last * columns + place) };
-                let page: Vec<f64> = x.slice(at * len..(at + 1) * len)?.to_vec()?.into_iter().map(T::to_f64).collect();
+                let page: Vec<f64> = x.slice(at * len..(at + 1) * len)?.to_vec()?.into_iter().map(C::to_f64).collect();
                 let count = rows.min(n_k - place * rows) * d;
                 for head in 0..heads_kv {
                     let (to, from) = ((head * n_k + place * rows) * d, head * rows * d);
-                    keys[to..to + count].copy_from_slice(&page[from..from + count]);
+                    let scaled = page[from..from + count].iter().map(|x| x * scale(side, head));
+                    keys[to..to + count].iter_mut().zip(scaled).for_each(|(key, x)| *key = x);
                 }
             }
             Ok(keys)
         };
         let per_entry = heads_q * n_q * d;
         let q = &values(&q)?[last * per_entry..];
-        let (want, _) = reference::forward(&Problem { batch: 1, ..self.problem }, q, &of_entry(&k)?, &of_entry(&v)?);
+        let (want, _) =
+            reference::forward(&Problem { batch: 1, ..self.problem }, q, &of_entry(&k, 0)?, &of_entry(&v, 1)?);
         let error = relative_error(&values(&o)?[last * per_entry..], &want);
         Ok((timing, accept("o", error, tolerance(T::dtype()))?))
     }

@@ -56,10 +56,9 @@ pub fn taken<T: Number>(
     };
     let bucket = |n: usize| autotune::size_bucket(n as i64);
     // Partial results of splits are f32. The key of the dK/dV kernel also has the mode of dQ.
+    let dtype = T::dtype();
     let key = format!(
-        "T={},R={},R=f32,d={},d_v={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
-        T::dtype(),
-        T::dtype(),
+        "T={dtype},R={dtype},R=f32,C={dtype},d={},d_v={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
         problem.d,
         problem.d_v,
         problem.causal,
