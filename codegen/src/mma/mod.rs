@@ -152,8 +152,14 @@ impl Instruction {
 
     /// First PTX version that has it, as major × 10 + minor.
     fn min_ptx(&self) -> u32 {
-        let fp8 = self.operands[0].is_float() && self.operand_bits() == 8;
-        if self.family == Family::MmaSync && fp8 { 84 } else { 80 }
+        let [a, b] = self.operands;
+        match self.family {
+            // 8-bit floats.
+            Family::MmaSync if a.is_float() && self.operand_bits() == 8 => 84,
+            // Signed and unsigned integers.
+            Family::Wgmma if !a.is_float() && a != b => 84,
+            _ => 80,
+        }
     }
 
     fn acc_name(&self) -> &'static str {
@@ -375,6 +381,25 @@ mod tests {
         // Wgmma keeps whole rows.
         let wgmma = Instruction::find(Family::Wgmma, [DType::BF16; 2], DType::F32).unwrap();
         assert_eq!(wgmma.plan(MmaShape { m: 128, n: 128, k: 64 }, 8, Some(128)).unwrap().warps, [8, 1]);
+    }
+
+    /// `wgmma` of signed with unsigned integers came with PTX 8.4 (PTX ISA, notes of wgmma.mma_async).
+    #[test]
+    fn mixed_integers_need_ptx_8_4_for_wgmma() {
+        let family = |operands, ptx_version| {
+            let (acc, precision) = (DType::I32, Precision::Ieee);
+            let dot =
+                DotShape { m: 64, n: 64, k: 64, operands, acc, precision, max_imprecise: None, shared_rows: None };
+            let options = CompileOptions { ptx_version, ..CompileOptions::default() };
+            plan(dot, GpuArch::Sm90a, &options).unwrap().instruction.family
+        };
+        for mixed in [[DType::I8, DType::U8], [DType::U8, DType::I8]] {
+            assert_eq!(
+                [80, 83, 84].map(|version| family(mixed, version)),
+                [Family::MmaSync, Family::MmaSync, Family::Wgmma]
+            );
+        }
+        assert_eq!(family([DType::I8; 2], 80), Family::Wgmma);
     }
 
     /// Sums of f16 are in f16 where an instruction has them, unless precise sums are asked for.
