@@ -7,7 +7,7 @@ use tilewright::kernels::attention::{
     forward_workspace, relative_bias_gradient_into, relative_bias_workspace, sink_gradients_into,
 };
 use tilewright::prelude::{Dtype as KernelDtype, F8E4M3, F8E5M2};
-use tilewright::{Dtype, Element, View};
+use tilewright::{Buffer, Dtype, Element, View, ViewMut};
 
 use super::{Call, for_float_type};
 use crate::array::{Argument, Array};
@@ -306,11 +306,8 @@ fn forward_of<T: FloatElement, C: Element + KernelDtype>(
     workspace: Option<&Array>,
     options: &Options,
 ) -> tilewright::Result<()> {
-    let mut none = tilewright::Buffer::uninit(call.device, 0)?;
-    let workspace = match workspace {
-        Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
-        None => none.view_mut(),
-    };
+    let mut none = Buffer::uninit(call.device, 0)?;
+    let workspace = workspace_view(workspace, &mut none, call.arg("workspace"))?;
     forward_into::<T, C>(
         call.device,
         q.tensor(call.arg("q"))?,
@@ -323,8 +320,17 @@ fn forward_of<T: FloatElement, C: Element + KernelDtype>(
     )
 }
 
+/// The elements of a workspace, or none.
+fn workspace_view<'a>(
+    workspace: Option<&'a Array>,
+    none: &'a mut Buffer<f32>,
+    at: Argument<'a>,
+) -> tilewright::Result<ViewMut<'a, f32>> {
+    workspace.map_or(Ok(none.view_mut()), |workspace| workspace.view_mut(at))
+}
+
 /// Row vectors, as the kernels need them: without gaps.
-fn dense_rows<'a>(lse: &'a Array, at: Argument<'a>) -> tilewright::Result<tilewright::ViewMut<'a, f32>> {
+fn dense_rows<'a>(lse: &'a Array, at: Argument<'a>) -> tilewright::Result<ViewMut<'a, f32>> {
     expect_dense(lse, at)?;
     lse.view_mut(at)
 }
@@ -412,11 +418,8 @@ pub fn backward(
     options: &Options,
 ) -> tilewright::Result<()> {
     for_float_type!(saved[0].dtype, call.arg("q"), T => {
-        let mut none = tilewright::Buffer::uninit(call.device, 0)?;
-        let workspace = match workspace {
-            Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
-            None => none.view_mut(),
-        };
+        let mut none = Buffer::uninit(call.device, 0)?;
+        let workspace = workspace_view(workspace, &mut none, call.arg("workspace"))?;
         backward_into(
             call.device,
             saved_tensors::<T>(call, saved)?,
@@ -461,11 +464,8 @@ pub fn relative_bias_gradient(
 ) -> tilewright::Result<()> {
     let at = call.arg("d_relative_bias");
     expect_dense(gradient, at)?;
-    let mut none = tilewright::Buffer::uninit(call.device, 0)?;
-    let workspace = match workspace {
-        Some(workspace) => workspace.view_mut(call.arg("workspace"))?,
-        None => none.view_mut(),
-    };
+    let mut none = Buffer::uninit(call.device, 0)?;
+    let workspace = workspace_view(workspace, &mut none, call.arg("workspace"))?;
     for_float_type!(saved[0].dtype, call.arg("q"), T => {
         let saved = saved_tensors::<T>(call, saved)?;
         relative_bias_gradient_into(call.device, saved, gradient.view_mut(at)?, workspace, options)
