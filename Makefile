@@ -1,7 +1,7 @@
 # Entry points for developers and CI. The work is done by cargo and scripts/.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup test-mpi test-packages test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test torch-test book book-pictures
+.PHONY: help setup browser test-mpi test-packages test-dist-often torture cuda-tools cuda-setup demo examples test lint fuzz gpu-test gpu-package gpu-train-package wheel wheel-test torch-test book book-pictures
 
 # The ptxas that tests use: TILEWRIGHT_PTXAS if set, else the one that `make cuda-tools` downloads.
 PTXAS := $(or $(TILEWRIGHT_PTXAS),$(CURDIR)/build/cuda-tools/nvidia/cu13/bin/ptxas)
@@ -28,6 +28,7 @@ help:
 	@echo 'make cuda-setup  download what --features tilewright-harness/cuda needs, if no CUDA toolkit is installed'
 	@echo 'make book      build the book of docs/ into build/book, with mdbook from PATH or from crates.io'
 	@echo 'make book-pictures  update the pictures of the book after a change of the compiler'
+	@echo 'make browser   install Chromium, in which a test opens the page of explain'
 	@echo 'make setup     install build dependencies (most other targets do this first)'
 
 setup:
@@ -35,6 +36,9 @@ setup:
 
 cuda-tools:
 	@scripts/cuda-tools.sh
+
+browser:
+	@scripts/browser.sh
 
 cuda-setup:
 	@scripts/cuda-setup.sh
@@ -47,7 +51,7 @@ examples: setup
 	cargo build -p tilewright --examples
 	@set -e; for file in examples/*.rs; do cargo run --quiet -p tilewright --example "$$(basename "$$file" .rs)"; done
 
-test: setup cuda-tools
+test: setup cuda-tools browser
 	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \
 	set -x; cargo test --workspace
 

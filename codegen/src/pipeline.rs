@@ -15,7 +15,7 @@ use crate::passes::{
     split_ctas, split_loops, split_tiles, spread_loads, tma_stores,
 };
 use crate::schedule;
-use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
+use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target, clocks};
 use crate::verify::verify;
 
 /// The reason why a kernel did not compile.
@@ -484,6 +484,9 @@ pub fn lower_gpu(
         arena_bytes: 0,
         tensor_maps: module.tensor_maps,
         source: func.loc.to_string(),
+        clocks_of: options
+            .clocks
+            .map(|_| clocks::Subject { lowered: clocks::hash(&gpu_func, options), assume_ranges: false }),
         footprint: None,
     };
     Ok((manifest, module.llvm_ir))
@@ -530,6 +533,7 @@ pub fn compile_host(
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: func.loc.to_string(),
+        clocks_of: None,
         footprint: None,
     };
     Ok(Artifact { manifest, code: Code::Object(object.code) })

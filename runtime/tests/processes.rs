@@ -48,6 +48,7 @@ fn manifest(kernel: &str) -> Manifest {
         arena_bytes: 0,
         tensor_maps: vec![],
         source: "processes.rs:1".to_string(),
+        clocks_of: None,
         footprint: None,
     }
 }

@@ -56,7 +56,7 @@ impl Case {
         )
     }
 
-    fn ptx(&self) -> String {
+    fn ptx(&self, clocks: Option<u32>) -> String {
         let [q_tile, k_tile] = self.tiles;
         let all: Vec<(&'static str, ConstValue)> = consts! {
             d = self.d, d_tile = self.d, d_v = self.d, d_v_tile = self.d, q_tile = q_tile, k_tile = k_tile, causal = self.causal,
@@ -69,6 +69,7 @@ impl Case {
             num_stages: 2,
             ptx_version: PTX_VERSION,
             debug_asserts: false,
+            clocks,
             schedule: Schedule {
                 warp_specialize: Some(self.warp_specialize),
                 overlap: Some(true),
@@ -127,13 +128,27 @@ fn overlapped_arithmetic(body: &[sass::Instruction]) -> usize {
     most
 }
 
+/// Records of clocks store between asynchronous MMAs, and take a register.
+#[test]
+fn records_of_clocks_leave_wgmma_asynchronous() {
+    let Some(tools) = Tools::find() else { return };
+    for case in cases() {
+        let ptx = case.ptx(Some(0));
+        assert!(ptx.contains("%clock"), "{}", case.name());
+        let (resources, _) = tools.assemble(&ptx);
+        println!("{}: {} registers, {} bytes of spills", case.name(), resources.registers, resources.spills);
+        assert_eq!(resources.warnings, Vec::<String>::new(), "{}", case.name());
+        assert_eq!(resources.spills, 0, "{}", case.name());
+    }
+}
+
 #[test]
 fn arithmetic_overlaps_wgmma() {
     let Some(tools) = Tools::find() else { return };
     let mut failures = Vec::new();
     for case in cases() {
         let name = case.name();
-        let (resources, loops) = tools.assemble(&case.ptx());
+        let (resources, loops) = tools.assemble(&case.ptx(None));
         println!("{name}: {} registers, {} bytes of spills", resources.registers, resources.spills);
         if !resources.warnings.is_empty() || resources.spills > 0 {
             failures.push(format!("{name}: {} bytes of spills {:?}", resources.spills, resources.warnings));

@@ -403,7 +403,7 @@ macro_rules! constexpr_enum {
 }
 
 /// What the compiler may assume about one argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ArgSpec {
     /// The value (for pointers: the byte address) is a multiple of this; 1 if unknown.
     pub divisible_by: u64,
@@ -419,7 +419,7 @@ impl Default for ArgSpec {
 
 /// What the compiler may assume about the arguments: one entry per parameter that is not constexpr, in order. Nothing
 /// is assumed of arguments without an entry.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Specialization {
     pub args: Vec<ArgSpec>,
 }

@@ -6,6 +6,7 @@ use super::matrix::{self, Descriptor};
 use super::parse::{Operand, Ty};
 use super::value::{Value, mask};
 use crate::ir::DType;
+use crate::lower::nvptx::RECORD_CLOCK;
 use crate::mma::Instruction;
 use crate::num;
 use std::collections::HashMap;
@@ -19,7 +20,7 @@ const GRID_SIZE: &str = "mov.u32 $0, %nctaid.";
 /// Whether the lowering may have written an assembly text: accesses of memory, synchronization, MMAs, and the
 /// instructions that only these need.
 pub fn is_compiler_asm(text: &str) -> bool {
-    const NAMES: [&str; 20] = [
+    const NAMES: [&str; 21] = [
         "ld.global",
         "st.global",
         "st.shared",
@@ -38,6 +39,7 @@ pub fn is_compiler_asm(text: &str) -> bool {
         "stmatrix.",
         "wgmma.",
         "setmaxnreg.",
+        "%clock",
         CREATE_POLICY,
         GRID_SIZE,
     ];
@@ -175,6 +177,14 @@ impl Block<'_> {
         if let Some(axis) = axis_of(text, GRID_SIZE) {
             return Ok(Some(Value::Bits(u64::from(self.launch.grid[axis]))));
         }
+        if text == RECORD_CLOCK {
+            if self.bits(t, operand(args, 2)?)? & 1 == 1 {
+                let [p, tag] = [self.bits(t, operand(args, 0)?)?, self.bits(t, operand(args, 1)?)?];
+                let event = [tag as u32, self.steps as u32].map(u32::to_le_bytes);
+                self.write_global(t, global, p, &event.concat())?;
+            }
+            return Ok(Some(Value::Undef));
+        }
         let n = outputs(constraints);
         // Accesses of memory: an optional fill value, an optional guard, and the instruction.
         let (guard, body) = match text.find('@') {
@@ -198,7 +208,7 @@ impl Block<'_> {
             let words: Vec<Value> = if on {
                 let p = self.bits(t, input(args, address, n)?)?;
                 let bytes = self.read_global(t, global, p, width * n)?;
-                bytes.chunks(width).map(|w| super::machine::from_bytes(&Ty::Int(width as u32 * 8), w)).collect()
+                bytes.chunks(width).map(|w| super::value::from_bytes(&Ty::Int(width as u32 * 8), w)).collect()
             } else {
                 // The fill values are the arguments tied to the outputs; they follow the address.
                 (1..=n)

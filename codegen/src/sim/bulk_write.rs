@@ -5,9 +5,10 @@
 use super::Global;
 use super::barriers::{box_places, last_number, swizzled_chunks};
 use super::global::{AccessKind, Accessor};
-use super::machine::{Block, atomic, from_bytes, operand};
+use super::machine::{Block, atomic, operand};
 use super::memory::Shared;
 use super::parse::{Operand, Ty};
+use super::value::from_bytes;
 
 /// A part of memory: address and length.
 type Part = (u64, usize);

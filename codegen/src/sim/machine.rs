@@ -11,7 +11,7 @@ use super::grid::Launch;
 use super::memory::Shared;
 use super::parse::{Function, Inst, Line, Module, Operand, Ty};
 use super::random::Random;
-use super::value::{self, Value, mask};
+use super::value::{self, Value, from_bytes, mask, to_bytes, to_bytes_undef_as_zero};
 use crate::target::TensorMapDesc;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,6 +22,8 @@ const MAX_STEPS: u64 = 50_000_000;
 /// A thread that repeats an atomic, or the same load, this many times while memory does not change is considered to
 /// spin, waiting for other programs.
 const SPIN_LIMIT: u32 = 256;
+/// Bits of the address of a byte in a local variable, of which each thread has its own.
+const LOCAL_BITS: u32 = 32;
 /// One in this many plain accesses of global memory switches to other threads and programs.
 const SWITCH_PERIOD: usize = 8;
 
@@ -119,8 +121,18 @@ pub(super) struct Thread {
     pub uncommitted_copies: Vec<(u64, Vec<u8>)>,
     pub copy_groups: Vec<Vec<(u64, Vec<u8>)>>,
     pub bulk_writes: BulkWrites,
+    /// Bytes of local variables, by address.
+    stack: HashMap<u64, u8>,
     steps: u64,
     spin: SpinWait,
+}
+
+impl Thread {
+    /// The value of a local variable: undefined if it was not stored.
+    fn load_local(&self, ty: &Ty, p: u64) -> Value {
+        let bytes: Option<Vec<u8>> = (p..).take(ty.bytes()).map(|at| self.stack.get(&at).copied()).collect();
+        bytes.map_or(Value::Undef, |bytes| from_bytes(ty, &bytes))
+    }
 }
 
 /// An instruction, by its basic block and its index there, and the address that it accesses.
@@ -180,6 +192,8 @@ pub(super) struct Block<'a> {
     pub bulk_copies: Vec<BulkCopy>,
     /// Bulk reductions and TMA stores that have read their values and not written them yet.
     pub pending_bulk_writes: Vec<BulkWrite>,
+    /// Instructions of all threads so far: what the clock shows.
+    pub steps: u64,
     /// Whether the running thread yields.
     yields: bool,
     /// A thread that only spins, and the value of `Global::changes` then.
@@ -203,6 +217,7 @@ impl<'a> Block<'a> {
                     uncommitted_copies: Vec::new(),
                     copy_groups: Vec::new(),
                     bulk_writes: BulkWrites::default(),
+                    stack: HashMap::new(),
                     steps: 0,
                     spin: SpinWait::default(),
                 }
@@ -223,6 +238,7 @@ impl<'a> Block<'a> {
             named: HashMap::new(),
             bulk_copies: Vec::new(),
             pending_bulk_writes: Vec::new(),
+            steps: 0,
             yields: false,
             spinning: None,
         }
@@ -478,6 +494,7 @@ impl<'a> Block<'a> {
     #[expect(clippy::too_many_lines, reason = "one arm per instruction")]
     fn step(&mut self, t: usize, global: &mut Global) -> Result<(), String> {
         self.threads[t].steps += 1;
+        self.steps += 1;
         if self.threads[t].steps > MAX_STEPS {
             return Err("the thread executed more instructions than the limit: probably an infinite loop".into());
         }
@@ -510,19 +527,18 @@ impl<'a> Block<'a> {
             }
             Inst::Load { ty, space, p } => {
                 let p = self.bits(t, p)?;
-                let bytes = match space {
-                    3 => self.shared.read(p, ty.bytes(), t as u32)?,
-                    _ => self.read_global(t, global, p, ty.bytes())?,
-                };
-                from_bytes(ty, &bytes)
+                match space {
+                    0 => self.threads[t].load_local(ty, p),
+                    3 => from_bytes(ty, &self.shared.read(p, ty.bytes(), t as u32)?),
+                    _ => from_bytes(ty, &self.read_global(t, global, p, ty.bytes())?),
+                }
             }
             Inst::Store { ty, v, space, p } => {
                 let bytes = to_bytes(ty, &self.get(t, v))?;
                 let p = self.bits(t, p)?;
                 match space {
+                    0 => self.threads[t].stack.extend((p..).zip(bytes)),
                     3 => self.shared.write(p, &bytes, t as u32)?,
-                    // The thread's stack only holds arguments of `vprintf`.
-                    0 => {}
                     _ => self.write_global(t, global, p, &bytes)?,
                 }
                 Value::Undef
@@ -582,7 +598,7 @@ impl<'a> Block<'a> {
                 global.synchronize(p, self.number, *order);
                 Value::aggregate(vec![Value::Bits(old), Value::Bits(u64::from(old == expected))])
             }
-            Inst::Alloca => Value::Bits(0),
+            Inst::Alloca => Value::Bits((next_line as u64) << LOCAL_BITS),
         };
         self.finish(t, result, v);
         Ok(())
@@ -740,47 +756,4 @@ pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, Unsuppo
         "xchg" => v,
         _ => return Err(UnsupportedKind::Instruction(format!("atomicrmw {op} {ty}"))),
     })
-}
-
-pub(super) fn from_bytes(ty: &Ty, bytes: &[u8]) -> Value {
-    match ty {
-        Ty::Vector(n, t) | Ty::Array(n, t) => {
-            // Vectors of i1 would be packed; the lowering does not emit them.
-            let size = bytes.len() / n;
-            Value::aggregate((0..*n).map(|i| from_bytes(t, &bytes[i * size..(i + 1) * size])).collect())
-        }
-        _ => {
-            let mut all = [0; 8];
-            all[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
-            Value::Bits(u64::from_le_bytes(all))
-        }
-    }
-}
-
-pub(super) fn to_bytes(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
-    match ty {
-        Ty::Vector(n, t) => {
-            let mut bytes = Vec::new();
-            for i in 0..*n {
-                bytes.extend(to_bytes(t, &v.element(i))?);
-            }
-            Ok(bytes)
-        }
-        _ => Ok(v.bits()?.to_le_bytes()[..ty.bytes()].to_vec()),
-    }
-}
-
-/// Like [`to_bytes`], with undefined values as zeros.
-fn to_bytes_undef_as_zero(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
-    match (ty, v) {
-        (Ty::Vector(n, t), Value::Aggregate(list)) => {
-            let mut bytes = Vec::new();
-            for x in list.iter().take(*n) {
-                bytes.extend(to_bytes_undef_as_zero(t, x)?);
-            }
-            Ok(bytes)
-        }
-        (ty, Value::Undef) => Ok(vec![0; ty.bytes()]),
-        _ => to_bytes(ty, v),
-    }
 }

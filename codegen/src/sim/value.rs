@@ -232,3 +232,46 @@ pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> Result<u64, UnsupportedKind
         _ => return Err(UnsupportedKind::Instruction(format!("{op} {from} to {to}"))),
     })
 }
+
+pub fn from_bytes(ty: &Ty, bytes: &[u8]) -> Value {
+    match ty {
+        Ty::Vector(n, t) | Ty::Array(n, t) => {
+            // Vectors of i1 would be packed; the lowering does not emit them.
+            let size = bytes.len() / n;
+            Value::aggregate((0..*n).map(|i| from_bytes(t, &bytes[i * size..(i + 1) * size])).collect())
+        }
+        _ => {
+            let mut all = [0; 8];
+            all[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
+            Value::Bits(u64::from_le_bytes(all))
+        }
+    }
+}
+
+pub fn to_bytes(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
+    match ty {
+        Ty::Vector(n, t) => {
+            let mut bytes = Vec::new();
+            for i in 0..*n {
+                bytes.extend(to_bytes(t, &v.element(i))?);
+            }
+            Ok(bytes)
+        }
+        _ => Ok(v.bits()?.to_le_bytes()[..ty.bytes()].to_vec()),
+    }
+}
+
+/// Like [`to_bytes`], with undefined values as zeros.
+pub fn to_bytes_undef_as_zero(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
+    match (ty, v) {
+        (Ty::Vector(n, t), Value::Aggregate(list)) => {
+            let mut bytes = Vec::new();
+            for x in list.iter().take(*n) {
+                bytes.extend(to_bytes_undef_as_zero(t, x)?);
+            }
+            Ok(bytes)
+        }
+        (ty, Value::Undef) => Ok(vec![0; ty.bytes()]),
+        _ => to_bytes(ty, v),
+    }
+}

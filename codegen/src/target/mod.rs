@@ -3,6 +3,7 @@
 //! These types are the contract between the compiler and the runtime: the compiler produces an [`Artifact`]; the
 //! runtime caches, loads and launches it, and depends on nothing else.
 
+pub mod clocks;
 mod schedule_names;
 
 use crate::analysis::bounds::Footprint;
@@ -171,6 +172,9 @@ pub struct CompileOptions {
     /// text of the function at stage *schedule* ([`given`](crate::schedule::given)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loops: Option<String>,
+    /// Record clocks of this block, by its linear index in the grid ([`clocks`]; GPU only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clocks: Option<u32>,
     /// Scheduling options of loops with dots.
     #[serde(flatten)]
     pub schedule: Schedule,
@@ -192,6 +196,7 @@ impl Default for CompileOptions {
             fp_fusion: fp_fusion_by_default(),
             max_registers: None,
             loops: None,
+            clocks: None,
             schedule: Schedule::default(),
         }
     }
@@ -276,6 +281,8 @@ pub enum ArgType {
     I64,
     F32,
     F64,
+    /// The address of a record of clocks ([`clocks`]), which the launch passes.
+    Clocks,
     /// A 128-byte `CUtensorMap`, passed by value; the launch encodes it from [`TensorMapDesc`].
     TensorMap,
 }
@@ -287,9 +294,14 @@ impl ArgType {
             ArgType::I8 => 1,
             ArgType::I16 => 2,
             ArgType::I32 | ArgType::F32 => 4,
-            ArgType::Ptr | ArgType::I64 | ArgType::F64 => 8,
+            ArgType::Ptr | ArgType::Clocks | ArgType::I64 | ArgType::F64 => 8,
             ArgType::TensorMap => 128,
         }
+    }
+
+    /// Whether the caller of a launch passes such an argument: the launch itself passes the others.
+    pub fn is_passed(self) -> bool {
+        !matches!(self, ArgType::Clocks | ArgType::TensorMap)
     }
 }
 
@@ -392,6 +404,9 @@ pub struct Manifest {
     pub tensor_maps: Vec<TensorMapDesc>,
     /// Source location of the kernel, `file:line`, for messages.
     pub source: String,
+    /// What the clocks that the code records are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clocks_of: Option<clocks::Subject>,
     /// The accesses and assumptions of the code, for the checks of a launch. `None` in a compilation for launches by
     /// this process, which has the footprint of the recorded kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]

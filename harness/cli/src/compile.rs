@@ -9,6 +9,7 @@ use tilewright_codegen::explain::Trace;
 use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
+use tilewright_codegen::passes::assume_ranges;
 use tilewright_codegen::pipeline::{self, MAX_REGISTERS, NUM_CTAS, Observer};
 use tilewright_codegen::schedule::given;
 use tilewright_codegen::schedule::problem::LoopSchedules;
@@ -58,7 +59,7 @@ pub struct Arguments {
 }
 
 /// Compiler options that every kernel has.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Options {
     /// Warps (32 threads each) per block (GPU), a power of two. Default: 4, or that of the configuration (`compile`, `explain`)
     #[arg(long, value_name = "N", value_parser = value_parsers::whole)]
@@ -523,12 +524,16 @@ impl Observer for Texts {
     }
 }
 
-/// Compiles without the cache, writes no file, and records what each pass did.
+/// Compiles without the cache, writes no file, and records what each pass did; where asked to, as for launches, which
+/// check assumptions about ranges.
 ///
 /// # Errors
 /// A mistake in the kernel, or a feature that the target lacks.
-pub fn compile_traced(request: &Request) -> Result<(Artifact, Trace)> {
-    let func = record(request)?;
+pub fn compile_traced(request: &Request, for_launches: bool) -> Result<(Artifact, Trace)> {
+    let mut func = record(request)?;
+    if for_launches {
+        assume_ranges::run(&mut func);
+    }
     let mut trace = Trace::new(&func);
     let lowered = lower(request, &func, &mut trace);
     print_notes(request, trace.notes());

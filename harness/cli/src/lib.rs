@@ -1,4 +1,4 @@
-//! The command line of kernels: list, compile, run, bench, tune, explain.
+//! The command line of kernels: list, compile, run, bench, tune, explain, clocks.
 //!
 //! A crate with kernels of its own gets the commands with one call:
 //!
@@ -21,7 +21,7 @@
 //! the `Arguments` of the commands into its own command line, and passes [`Kernels`] to their `run`.
 //!
 //! In reading order: [`kernels`], the commands ([`list`], [`compile`], [`run`], [`mod@bench`], [`tune`],
-//! [`explain`]), and what commands share:
+//! [`explain`], [`clocks`]), and what commands share:
 //! [`choose`] and [`bind`] (names to kernels, constants, shapes), [`device`], [`tensors`], [`output`] and [`error`],
 //! [`files`], [`report`], [`signals`].
 
@@ -32,6 +32,7 @@
 pub mod bench;
 pub mod bind;
 pub mod choose;
+pub mod clocks;
 pub mod compile;
 pub mod device;
 pub mod error;
@@ -83,6 +84,8 @@ enum Command {
     Bench(Box<bench::Arguments>),
     /// Autotune a kernel for this device at given shapes; launches and `compile` then use the result
     Tune(Box<tune::Arguments>),
+    /// Record when the warps of a block reach each wait, matrix product and copy, for `explain --clocks` (GPU)
+    Clocks(Box<clocks::Arguments>),
     /// Find the best schedules of a kernel's loops by a constraint solver, with a proof, and compile with them
     #[cfg(feature = "solver")]
     Solve(Box<solve::Arguments>),
@@ -102,6 +105,7 @@ pub fn main(kernels: &[&'static dyn Kernel]) -> ExitCode {
         Command::Run(arguments) => run::run(arguments, &kernels, out),
         Command::Bench(arguments) => bench::run(arguments, &kernels, out),
         Command::Tune(arguments) => tune::run(arguments, &kernels, out),
+        Command::Clocks(arguments) => clocks::run(arguments, &kernels, out),
         #[cfg(feature = "solver")]
         Command::Solve(arguments) => solve::run(arguments, &kernels, out),
         Command::Explain(arguments) => explain::run(arguments, &kernels, out),

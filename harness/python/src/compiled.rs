@@ -92,7 +92,7 @@ impl Compiled {
         named: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Vec<(&str, ArgType, Bound<'py, PyAny>)>> {
         let kernel = &self.artifact.manifest.kernel;
-        let passed: Vec<_> = self.artifact.manifest.args.iter().filter(|arg| arg.ty != ArgType::TensorMap).collect();
+        let passed: Vec<_> = self.artifact.manifest.args.iter().filter(|arg| arg.ty.is_passed()).collect();
         let mut used = positional.len();
         let mut bound = Vec::new();
         for (index, arg) in passed.iter().enumerate() {
@@ -130,7 +130,7 @@ fn number_type(ty: ArgType) -> Option<DType> {
         ArgType::I64 => Some(DType::I64),
         ArgType::F32 => Some(DType::F32),
         ArgType::F64 => Some(DType::F64),
-        ArgType::Ptr | ArgType::TensorMap => None,
+        ArgType::Ptr | ArgType::Clocks | ArgType::TensorMap => None,
     }
 }
 

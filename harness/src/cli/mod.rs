@@ -92,6 +92,8 @@ enum Command {
     Explain(explain::Arguments),
     /// Autotune kernels for this device, and write the configurations to a table
     Tune(tune::Arguments),
+    /// Record when the warps of a block reach each wait, matrix product and copy, for `explain --clocks` (GPU)
+    Clocks(Box<tilewright_cli::clocks::Arguments>),
     /// Find the best schedules of a kernel's loops by a constraint solver, with a proof, and compile with them
     #[cfg(feature = "solver")]
     Solve(Box<tilewright_cli::solve::Arguments>),
@@ -151,6 +153,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<()> {
         Command::Memory(arguments) => memory::run(&arguments, out),
         Command::Numerics(arguments) => numerics::run(&arguments, out),
         Command::Account(arguments) => account::run(&arguments, out),
+        Command::Clocks(arguments) => tilewright_cli::clocks::run(&arguments, &shipped(), out),
         #[cfg(feature = "solver")]
         Command::Solve(arguments) => tilewright_cli::solve::run(&arguments, &shipped(), out),
         Command::Explain(arguments) => explain::run(&arguments, &shipped(), out),

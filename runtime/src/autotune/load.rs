@@ -129,7 +129,8 @@ impl CompileTask {
         }
         tracing::info!("{}: loading {}", self.def.name, self.name);
         let start = Instant::now();
-        let kernel = self.device.load(&artifact).map_err(message)?.with_footprint(footprint);
+        // The flag is for clocks, which tuning does not record.
+        let kernel = self.device.load(&artifact).map_err(message)?.with_footprint(footprint, true);
         let seconds = start.elapsed().as_secs_f64();
         // As a launch: each candidate has other accesses.
         if self.config.bounds_check.is_enabled() {

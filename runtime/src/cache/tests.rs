@@ -34,6 +34,7 @@ fn artifact(code: Code) -> Artifact {
             swizzle_bytes: 128,
         }],
         source: "softmax.rs:3".to_string(),
+        clocks_of: None,
         footprint: None,
     };
     Artifact { manifest, code }

@@ -10,7 +10,7 @@ const TEST: &str = "TEST_";
 
 /// Every variable that a program, a test or a script of this project reads or sets, without its prefix. Their meanings
 /// are in the tables of [`super`] and of the harness's module `dist::rank`.
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 25] = [
     // Read by the runtime.
     "CACHE",
     "CACHE_MAX_SIZE",
@@ -30,9 +30,11 @@ const NAMES: [&str; 23] = [
     "START_TIMEOUT",
     "UNAUTHENTICATED",
     // Read by tests and scripts.
+    "BROWSER",
     "KEEP_PTX",
     "MUTANTS",
     "MUTANTS_OF",
+    "REQUIRE_BROWSER",
     "REQUIRE_PTXAS",
     // Read by a build script.
     "LLVM_LINK",

@@ -105,6 +105,11 @@ pub struct LaunchConfig {
     pub max_registers: Option<u32>,
     /// Schedules of loops that a solver found or a person wrote, as text ([`CompileOptions::loops`]).
     pub loops: Option<String>,
+    /// Record clocks of this block, by its linear index in the grid, for [`CompiledKernel::clocks`] (GPU): an intra-kernel
+    /// profile, with which a launch takes a little longer. Launches on several streams at a time mix their clocks.
+    ///
+    /// [`CompiledKernel::clocks`]: crate::CompiledKernel::clocks
+    pub clocks: Option<u32>,
     /// Options of the scheduling of loops with dots (GPU).
     pub schedule: Schedule,
     /// Stream of the launch; default: the device's stream.
@@ -134,6 +139,7 @@ impl LaunchConfig {
             fp_fusion,
             max_registers,
             loops: None,
+            clocks: None,
             schedule: Schedule::default(),
             stream: None,
             bounds_check: BoundsCheck::default(),
@@ -164,6 +170,12 @@ impl LaunchConfig {
     /// Sets [`LaunchConfig::fp_fusion`].
     pub fn fp_fusion(mut self, fp_fusion: bool) -> LaunchConfig {
         self.fp_fusion = fp_fusion;
+        self
+    }
+
+    /// Sets [`LaunchConfig::clocks`].
+    pub fn clocks(mut self, block: u32) -> LaunchConfig {
+        self.clocks = Some(block);
         self
     }
 
@@ -242,6 +254,7 @@ impl LaunchConfig {
             fp_fusion: self.fp_fusion,
             max_registers: self.max_registers,
             loops: self.loops.clone(),
+            clocks: self.clocks,
             schedule: self.schedule,
             ..CompileOptions::default()
         }

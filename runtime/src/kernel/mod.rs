@@ -183,6 +183,23 @@ pub fn launch_erased(
     launch(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
 }
 
+/// Like [`prepare`], for callers that know the kernel only at run time.
+///
+/// # Errors
+/// Those of [`prepare`]; also missing or unknown constants.
+pub fn prepare_erased(
+    def: &'static KernelDef,
+    device: &Device,
+    config: &LaunchConfig,
+    dtypes: &[DType],
+    args: &[KernelArg],
+    consts: &[(&str, ConstValue)],
+) -> Result<CompiledKernel> {
+    let values = def.complete_consts(consts).map_err(|d| Error::Kernel(render_with_source(&d)))?;
+    let keys: Vec<u64> = values.iter().map(erased_key).collect();
+    prepare(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
+}
+
 /// A key for a value without its type: a hash of the text. It cannot equal a key of typed launches.
 pub(crate) fn erased_key(value: &ConstValue) -> u64 {
     let hash = blake3::hash(value.to_string().as_bytes());

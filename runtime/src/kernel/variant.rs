@@ -92,6 +92,7 @@ fn key(
         fp_fusion,
         max_registers,
         loops,
+        clocks,
         schedule,
     } = config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_ctas) << 16 | u64::from(*num_stages));
@@ -99,6 +100,7 @@ fn key(
         u64::from(*debug_asserts) << 63 | u64::from(*fp_fusion) << 62 | max_registers.map_or(u64::MAX >> 2, u64::from),
     );
     key.push(loops.as_deref().map_or(0, text_word));
+    key.push(clocks.map_or(u64::MAX, u64::from));
     let assume_ranges = u64::from(assume_ranges);
     key.push(schedule.named().iter().fold(assume_ranges, |word, (_, choice)| word << 2 | choice.map_or(2, u64::from)));
     for chunk in dtypes.chunks(8) {
@@ -162,7 +164,7 @@ pub(super) fn find_or_compile(
             device.load(&artifact)?
         }
     };
-    let variant = kernel.with_footprint(footprint);
+    let variant = kernel.with_footprint(footprint, assume_ranges);
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
     Ok(variant)
 }

@@ -108,6 +108,7 @@ pub(super) fn declared_type_name(ty: ArgType) -> &'static str {
         ArgType::I64 => "an i64",
         ArgType::F32 => "an f32",
         ArgType::F64 => "an f64",
+        ArgType::Clocks => "a record of clocks",
         ArgType::TensorMap => "a tensor map",
     }
 }

@@ -13,7 +13,7 @@ const GRID_LIMITS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
 /// Indices of the arguments that the caller passes.
 pub(super) fn passed_arguments(manifest: &Manifest) -> Vec<usize> {
-    let is_passed = |(index, arg): (usize, &ArgDesc)| (arg.ty != ArgType::TensorMap).then_some(index);
+    let is_passed = |(index, arg): (usize, &ArgDesc)| arg.ty.is_passed().then_some(index);
     manifest.args.iter().enumerate().filter_map(is_passed).collect()
 }
 

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUjit_option as Jit};
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 use smallvec::SmallVec;
-use tilewright_codegen::target::{ArgType, GpuArch, Manifest};
+use tilewright_codegen::target::{ArgType, GpuArch, Manifest, clocks};
 
 use super::tensor_map::{TensorMap, TensorMaps};
 use super::{Kernel, Slots};
@@ -47,6 +47,15 @@ pub(super) struct Function {
     resources: Resources,
     log: String,
     tensor_maps: Mutex<TensorMaps>,
+    /// The record of clocks, for code that takes one.
+    clocks: Option<Clocks>,
+}
+
+/// A record of clocks on the GPU.
+struct Clocks {
+    /// Index of the argument.
+    arg: usize,
+    address: sys::CUdeviceptr,
 }
 
 // SAFETY: module and function are handles of the driver, which may be used from any thread that the context is bound
@@ -90,8 +99,19 @@ impl Function {
             },
             log,
             tensor_maps: Mutex::default(),
+            clocks: None,
         };
         loaded.prepare(cuda, manifest, label)?;
+        if let Some(arg) = manifest.args.iter().position(|arg| arg.ty == ArgType::Clocks) {
+            // SAFETY: the context is bound; the memory has this size, and is freed with the function.
+            let address = unsafe {
+                result::malloc_sync(clocks::BYTES)
+                    .and_then(|address| result::memset_d8_sync(address, 0, clocks::BYTES).map(|()| address))
+            };
+            let address =
+                address.map_err(|error| Error::cuda(format!("allocating the record of clocks of {label}"), error))?;
+            loaded.clocks = Some(Clocks { arg, address });
+        }
         Ok(loaded)
     }
 
@@ -144,6 +164,19 @@ impl Function {
         &self.resources
     }
 
+    /// The bytes of the record of clocks, after all work of the GPU; empty if there is none.
+    pub(super) fn clocks(&self) -> Result<Vec<u8>> {
+        let Some(Clocks { address, .. }) = &self.clocks else { return Ok(Vec::new()) };
+        let mut bytes = vec![0_u8; clocks::BYTES];
+        // The launch may be on any stream of the context.
+        let copied = self.context.synchronize().and_then(|()| {
+            // SAFETY: the record has this many bytes, and no kernel of this context runs.
+            unsafe { result::memcpy_dtoh_sync(&mut bytes, *address) }
+        });
+        copied.map_err(|error| Error::cuda("copying the record of clocks".to_string(), error))?;
+        Ok(bytes)
+    }
+
     pub(super) fn log(&self) -> &str {
         &self.log
     }
@@ -175,8 +208,14 @@ impl Function {
         for (map, description) in maps.iter().zip(&manifest.tensor_maps) {
             params[description.arg] = map as *const TensorMap as *mut c_void;
         }
-        debug_assert!(manifest.args.iter().filter(|arg| arg.ty == ArgType::TensorMap).count() == maps.len());
         cuda.bind()?;
+        if let Some(Clocks { arg, address }) = &self.clocks {
+            params[*arg] = std::ptr::from_ref(address).cast_mut().cast();
+            // SAFETY: the record has this many bytes. Launches on several streams at the same time mix their clocks.
+            unsafe { result::memset_d8_async(*address, 0, clocks::BYTES, stream.cu_stream()) }
+                .map_err(|error| cuda.failure("clearing the record of clocks", error))?;
+        }
+        debug_assert!(manifest.args.iter().filter(|arg| arg.ty == ArgType::TensorMap).count() == maps.len());
         cuda.record_launch(&kernel.label);
         let [x, y, z] = grid;
         // SAFETY: every parameter points at a value of the declared size, which the driver copies before it returns;
@@ -203,8 +242,10 @@ impl Function {
 impl Drop for Function {
     fn drop(&mut self) {
         let unloaded = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: it was allocated once and is freed once.
+            let freed = self.clocks.as_ref().map_or(Ok(()), |of| unsafe { result::free_sync(of.address) });
             // SAFETY: the module was loaded once and is unloaded once.
-            unsafe { result::module::unload(self.module) }
+            unsafe { result::module::unload(self.module) }.and(freed)
         });
         if let Err(error) = unloaded {
             tracing::debug!("unloading a module: {}", CudaFailure::from(error));

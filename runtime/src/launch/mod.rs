@@ -17,7 +17,7 @@ use cudarc::driver::CudaStream;
 use smallvec::SmallVec;
 use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::llvm::JitModule;
-use tilewright_codegen::target::{Artifact, Code, HostEntry, Manifest};
+use tilewright_codegen::target::{Artifact, Code, HostEntry, Manifest, clocks};
 
 pub use arg::LaunchArg;
 pub(crate) use arg::Values;
@@ -56,8 +56,7 @@ enum Loaded {
     /// Native code that the build of this program linked.
     Linked(HostEntry),
     Cuda(cuda::Function),
-    /// LLVM IR.
-    Simulated(String),
+    Simulated(simulated::Code),
 }
 
 impl Device {
@@ -127,10 +126,14 @@ fn label(manifest: &Manifest) -> String {
 }
 
 impl CompiledKernel {
-    /// The kernel, with the footprint of its code. Launches check the assumptions that the code relies on.
-    pub(crate) fn with_footprint(mut self, footprint: Footprint) -> CompiledKernel {
+    /// The kernel, with the footprint of its code. Launches check the assumptions that the code relies on, also about
+    /// ranges.
+    pub(crate) fn with_footprint(mut self, footprint: Footprint, assume_ranges: bool) -> CompiledKernel {
         let kernel = Arc::get_mut(&mut self.kernel).expect("internal compiler error: a kernel that is already shared");
         kernel.manifest.footprint = Some(footprint);
+        if let Some(of) = &mut kernel.manifest.clocks_of {
+            of.assume_ranges = assume_ranges;
+        }
         self
     }
 
@@ -225,9 +228,9 @@ impl CompiledKernel {
                 // SAFETY: as above.
                 unsafe { function.launch(cuda, stream, kernel, blocks, &slots) }
             }
-            (Loaded::Simulated(llvm_ir), Inner::Simulated(simulated)) => {
+            (Loaded::Simulated(code), Inner::Simulated(simulated)) => {
                 // SAFETY: as above.
-                unsafe { simulated::run_grid(simulated, llvm_ir, kernel, blocks, args, &slots) }
+                unsafe { simulated::run_grid(simulated, code, kernel, blocks, args, &slots) }
             }
             (Loaded::Cuda(_), Inner::Cpu(_) | Inner::Simulated(_))
             | (Loaded::Simulated(_), Inner::Cpu(_) | Inner::Cuda(_)) => {
@@ -252,6 +255,21 @@ impl CompiledKernel {
             Loaded::Host(_) | Loaded::Linked(_) | Loaded::Simulated(_) => None,
             Loaded::Cuda(function) => Some(function.resources()),
         }
+    }
+
+    /// The clocks that the last launch recorded ([`LaunchConfig::clocks`]), of each warpgroup of the block; waits for the
+    /// GPU. Empty for code that records none, as on the CPU, before its first launch, and if the grid has no such block.
+    ///
+    /// [`LaunchConfig::clocks`]: crate::LaunchConfig::clocks
+    ///
+    /// # Errors
+    /// Failures of kernels that were queued before.
+    pub fn clocks(&self) -> Result<Vec<Vec<clocks::Event>>> {
+        Ok(clocks::decode(&match &self.kernel.code {
+            Loaded::Host(_) | Loaded::Linked(_) => Vec::new(),
+            Loaded::Simulated(code) => code.clocks(),
+            Loaded::Cuda(function) => function.clocks()?,
+        }))
     }
 
     /// Output of the driver's PTX compiler; empty on the CPU.

@@ -1,9 +1,11 @@
 //! A launch on the simulated GPU.
 
+use std::sync::Mutex;
+
 use tilewright_codegen::ir::Func;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::sim::{self, Global, Launch};
-use tilewright_codegen::target::{CompileOptions, Target};
+use tilewright_codegen::target::{ArgType, CompileOptions, Target, clocks};
 
 use super::{CompiledKernel, Kernel, LaunchArg, Loaded, Slots, tensor_map};
 use crate::device::{Device, Simulated};
@@ -11,6 +13,19 @@ use crate::dump;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::kernel::compile_error;
+
+/// Code for the simulated GPU.
+pub(super) struct Code {
+    llvm_ir: String,
+    /// The record of clocks of the last launch.
+    clocks: Mutex<Vec<u8>>,
+}
+
+impl Code {
+    pub(super) fn clocks(&self) -> Vec<u8> {
+        self.clocks.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+}
 
 /// The largest alignment that code may assume of an address, in bytes.
 const ALIGN: u64 = 256;
@@ -31,7 +46,7 @@ impl Device {
         }
         let lowered = pipeline::lower_gpu(func, simulated.arch, options, &mut ());
         let (manifest, llvm_ir) = lowered.map_err(|error| compile_error(func, error.into()))?;
-        Ok(self.loaded(manifest, Loaded::Simulated(llvm_ir)))
+        Ok(self.loaded(manifest, Loaded::Simulated(Code { llvm_ir, clocks: Mutex::default() })))
     }
 }
 
@@ -41,7 +56,7 @@ impl Device {
 /// The contract of [`launch_on`](super::CompiledKernel::launch_on).
 pub(super) unsafe fn run_grid(
     simulated: &Simulated,
-    llvm_ir: &str,
+    code: &Code,
     kernel: &Kernel,
     grid: [u32; 3],
     args: &[LaunchArg],
@@ -65,8 +80,12 @@ pub(super) unsafe fn run_grid(
         memory.push((pointer, bits[index], old));
     }
     bits.truncate(manifest.args.len() - manifest.tensor_maps.len());
+    let clocks = manifest.args.iter().position(|arg| arg.ty == ArgType::Clocks);
+    if let Some(index) = clocks {
+        bits[index] = global.add_named("the record of clocks".into(), vec![0; clocks::BYTES], 0);
+    }
     let launch = Launch {
-        llvm_ir,
+        llvm_ir: &code.llvm_ir,
         grid,
         threads: manifest.threads,
         shared_bytes: manifest.shared_bytes,
@@ -76,6 +95,9 @@ pub(super) unsafe fn run_grid(
     };
     sim::run(&launch, &mut global)
         .map_err(|error| Error::Simulated { kernel: kernel.label.to_string(), error: error.to_string() })?;
+    if let Some(index) = clocks {
+        *code.clocks.lock().unwrap_or_else(|e| e.into_inner()) = global.bytes(bits[index]).to_vec();
+    }
     for (pointer, address, old) in memory {
         let new = global.bytes(address);
         if new != old {

@@ -23,6 +23,7 @@ fn artifact(ir: &str, args: Vec<ArgDesc>, arena_bytes: u64) -> Artifact {
         arena_bytes,
         tensor_maps: vec![],
         source: "probe.rs:7".to_string(),
+        clocks_of: None,
         footprint: None,
     };
     Artifact { manifest, code: Code::Object(object(ir, &HostCpu::native(), &Opt::host()).unwrap().code) }

@@ -7,7 +7,7 @@ use tilewright_codegen::analysis::bounds;
 use tilewright_codegen::compiler_id;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
-use tilewright_codegen::target::{ArgDesc, ArgType, Artifact, Code, CompileOptions, HostCpu, Manifest};
+use tilewright_codegen::target::{ArgDesc, Artifact, Code, CompileOptions, HostCpu, Manifest};
 
 use super::{cpu, ir_hash};
 use crate::error::{Error, Result};
@@ -192,7 +192,7 @@ pub(super) fn specialization(manifest: &Manifest) -> Specialization {
 
 /// The arguments that a launch gives.
 pub(super) fn passed(manifest: &Manifest) -> impl Iterator<Item = &ArgDesc> {
-    manifest.args.iter().filter(|arg| arg.ty != ArgType::TensorMap)
+    manifest.args.iter().filter(|arg| arg.ty.is_passed())
 }
 
 /// The hash of the kernel as it was recorded for code with this manifest; `None` if it cannot be recorded.

@@ -120,7 +120,7 @@ impl PrecompiledKernel {
     }
 
     fn new(document: Document, kernel: CompiledKernel) -> Result<PrecompiledKernel> {
-        let passed = document.manifest.args.iter().filter(|arg| arg.ty != ArgType::TensorMap);
+        let passed = document.manifest.args.iter().filter(|arg| arg.ty.is_passed());
         let params = passed.map(|arg| {
             let memory = document.memory.get(&arg.name).copied();
             match (arg.ty == ArgType::Ptr) == memory.is_some() {

@@ -68,6 +68,7 @@ fn artifact(ptx: &str, target: &str, threads: u32, args: Vec<ArgDesc>) -> Artifa
         arena_bytes: 0,
         tensor_maps: vec![],
         source: "probe.rs:7".to_string(),
+        clocks_of: None,
         footprint: None,
     };
     let header = format!(".version 8.0\n.target {target}\n.address_size 64\n");

@@ -4,6 +4,7 @@
 mod aggregates;
 mod atomics;
 mod bytes;
+mod clocks;
 mod descriptor_rows;
 mod divisors;
 mod dot_scaled;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::steps::{Step, count_by_barrier, flatten, lag, steps};
 use super::{Bar, Group, SHOWN, Settings, Timeline};
-use crate::analysis::costs::{self, Cost, Executors, cost};
+use crate::analysis::costs::{self, Cost, cost};
 use crate::analysis::pipes::{Pipe, pipe as pipe_of};
 use crate::explain::Partition;
 use crate::ir::{Def, Func, Op, OpId, Type, Value};
@@ -312,11 +312,7 @@ impl Machine<'_> {
     }
 
     fn cost(&self, group: &Group, id: OpId) -> Cost {
-        let groups = self
-            .runners
-            .iter()
-            .filter(|other| (other.group.block, other.group.partition) == (group.block, group.partition));
-        cost(self.func, id, self.settings.arch, Executors { warps: group.warps, groups: groups.count() as u32 })
+        cost(self.func, id, self.settings.arch, group.executors())
     }
 
     /// When an op can have its pipe, and its cost.

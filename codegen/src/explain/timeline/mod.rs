@@ -1,8 +1,9 @@
-//! Predicted timelines of loops: when each op of a few iterations would run, by partition and pipe.
+//! Predicted timelines of loops: when each op of a few iterations would run, by partition and pipe; and measured ones.
 //!
 //! What runs is the function after the last pass, so the prediction has its order, rings and waits, and nothing of its
 //! own. In reading order: this file (the loops, and the data of a picture), [`steps`] (the body of a loop as steps of a
-//! group of warps), [`machine`] (list scheduling of the steps of all groups on the pipes of one SM).
+//! group of warps), [`machine`] (list scheduling of the steps of all groups on the pipes of one SM), [`measured`] (from clocks
+//! that a GPU recorded).
 //!
 //! The model, with the costs of [`analysis::costs`](crate::analysis::costs):
 //! - An op has its pipe of the SM for itself while it is busy. The groups of warps of all blocks of the SM share the
@@ -17,6 +18,7 @@
 //! Not in the model: the issue slots of schedulers, bank conflicts, DRAM, instruction caches, and what `ptxas` reorders.
 
 mod machine;
+mod measured;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -24,7 +26,9 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+pub use self::measured::{Measured, measured};
 use super::{Partition, Scheduled, is_loop, loops};
+use crate::analysis::costs::Executors;
 use crate::analysis::pipes::Pipe;
 use crate::ir::nested::takes_turns;
 use crate::ir::{Func, Op, OpId};
@@ -56,8 +60,17 @@ pub struct Group {
     pub block: usize,
     pub warpgroup: usize,
     pub warps: u32,
+    /// Groups of the same program, this one included, each of which has its part of a tile.
+    pub sharing: u32,
     /// The loop that the group runs.
     pub op: OpId,
+}
+
+impl Group {
+    /// The warps that execute an op of the group.
+    fn executors(&self) -> Executors {
+        Executors { warps: self.warps, groups: self.sharing }
+    }
 }
 
 /// A span in which a group has a pipe, or waits.
@@ -127,53 +140,56 @@ impl Timeline {
 /// Timelines of the innermost `for` loops with work on a pipe, in the order of the text. The loop of a producer is a
 /// part of the timeline of its consumers' loop.
 pub fn timelines(func: &Func, settings: &Settings) -> Vec<Timeline> {
-    let found = loops(func);
-    let innermost = found.iter().filter(|of| {
+    let of_loop = |(op, partition)| machine::run(func, &groups(func, op, partition, settings), settings);
+    loops_with_timelines(func).into_iter().filter_map(of_loop).collect()
+}
+
+/// The innermost `for` loops, but those of producers.
+fn loops_with_timelines(func: &Func) -> Vec<(OpId, Partition)> {
+    innermost(func).into_iter().filter(|(_, partition)| *partition != Partition::Producer).collect()
+}
+
+fn innermost(func: &Func) -> Vec<(OpId, Partition)> {
+    let found = loops(func).into_iter().filter(|of| {
         let inside = func.walk_from(func.op(of.op).regions[0]);
         matches!(func.op(of.op).op, Op::For { .. }) && !inside.iter().any(|&id| is_loop(&func.op(id).op))
     });
-    let innermost: Vec<(OpId, Partition)> = innermost.map(|of| (of.op, of.partition)).collect();
-    let mains = innermost.iter().filter(|(_, partition)| *partition != Partition::Producer);
-    mains.filter_map(|&(op, partition)| timeline(func, op, partition, &innermost, settings)).collect()
+    found.map(|of| (of.op, of.partition)).collect()
 }
 
-fn timeline(
-    func: &Func,
-    op: OpId,
-    partition: Partition,
-    innermost: &[(OpId, Partition)],
-    settings: &Settings,
-) -> Option<Timeline> {
-    let groups = groups(func, op, partition, innermost, settings);
-    machine::run(func, &groups, settings)
+/// The groups of warps that run a loop at the same time, and the loop of the producer that fills its rings, in all blocks of an SM.
+fn groups(func: &Func, op: OpId, partition: Partition, settings: &Settings) -> Vec<Group> {
+    // Of programs that take turns, one runs the loop.
+    let programs = if takes_turns(func) { 1 } else { u32::MAX };
+    groups_of_programs(func, op, partition, settings, programs)
 }
 
-/// The groups of warps that run a loop and the loop of the producer that fills its rings, in all blocks of an SM.
-fn groups(
-    func: &Func,
-    op: OpId,
-    partition: Partition,
-    innermost: &[(OpId, Partition)],
-    settings: &Settings,
-) -> Vec<Group> {
+/// The groups of warps of the first `programs` programs of each block.
+fn groups_of_programs(func: &Func, op: OpId, partition: Partition, settings: &Settings, programs: u32) -> Vec<Group> {
     const WARPGROUP: u32 = 4;
     let consumer_warps = func.walk().into_iter().find_map(|id| match func.op(id).op {
-        // Of programs that take turns, one runs the loop.
-        Op::WarpSpecialize { warps, .. } if takes_turns(func) => Some((warps, 1)),
-        Op::WarpSpecialize { warps, replicas, .. } => Some((warps, replicas.unwrap_or(1))),
+        Op::WarpSpecialize { warps, replicas, .. } => Some((warps, replicas.unwrap_or(1).min(programs))),
         _ => None,
     });
     let mut block = Vec::new();
     match (partition, consumer_warps) {
         (Partition::Consumer, Some((warps, replicas))) => {
             let warpgroups = (warps / WARPGROUP).max(1);
-            let group = |warpgroup| Group { partition, block: 0, warpgroup, warps: warps / warpgroups, op };
+            let group = |warpgroup| Group {
+                partition,
+                block: 0,
+                warpgroup,
+                warps: warps / warpgroups,
+                sharing: warpgroups,
+                op,
+            };
             block.extend((0..(warpgroups * replicas) as usize).map(group));
-            if let Some(producer) = producer_of(func, op, innermost) {
-                block.push(Group { partition: Partition::Producer, block: 0, warpgroup: 0, warps: 1, op: producer });
+            if let Some(producer) = producer_of(func, op, &innermost(func)) {
+                let partition = Partition::Producer;
+                block.push(Group { partition, block: 0, warpgroup: 0, warps: 1, sharing: 1, op: producer });
             }
         }
-        _ => block.push(Group { partition, block: 0, warpgroup: 0, warps: settings.warps, op }),
+        _ => block.push(Group { partition, block: 0, warpgroup: 0, warps: settings.warps, sharing: 1, op }),
     }
     let blocks = 0..settings.blocks.max(1) as usize;
     blocks.flat_map(|number| block.iter().map(move |group| Group { block: number, ..*group })).collect()

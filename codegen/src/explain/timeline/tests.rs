@@ -8,6 +8,17 @@ use crate::text::parse;
 /// The timelines of a loop over 64 × 64 tiles: of its body, where `%av` and `%bv` are views, `%acc` is carried and
 /// `%next` its next value. `producer` is the number of stages of a producer's rings.
 fn predicted(body: &str, arch: GpuArch, producer: Option<u32>, blocks: u32) -> Vec<Timeline> {
+    of_compiled(compiled("", body, arch, producer, blocks))
+}
+
+fn of_compiled((func, settings): (Func, Settings)) -> Vec<Timeline> {
+    let found = timelines(&func, &settings);
+    found.iter().for_each(check);
+    found
+}
+
+/// The function with that loop, which may have a hint, after all passes.
+fn compiled(hint: &str, body: &str, arch: GpuArch, producer: Option<u32>, blocks: u32) -> (Func, Settings) {
     let text = format!(
         "
 kernel @k(%a: ptr<bf16> {{divisible_by = 16}}, %b: ptr<bf16> {{divisible_by = 16}}, %c: ptr<f32> {{divisible_by = 16}},
@@ -19,7 +30,7 @@ kernel @k(%a: ptr<bf16> {{divisible_by = 16}}, %b: ptr<bf16> {{divisible_by = 16
   %none = constant {{value = 0.0}} : tensor<64x64xf32>
   %start = constant {{value = 0}} : i32
   %step = constant {{value = 1}} : i32
-  %sum = for %start, %n, %step, %none : tensor<64x64xf32> (%i: i32, %acc: tensor<64x64xf32>) {{
+  %sum = for %start, %n, %step, %none{hint} : tensor<64x64xf32> (%i: i32, %acc: tensor<64x64xf32>) {{
     %at = cast %i : i64
     %row = mul %at, %k : i64
     %av = make_view %a, %k, %k, %k, %unit, %zero, %row {{order = [1, 0]}} : view<64x64xbf16>
@@ -42,9 +53,7 @@ kernel @k(%a: ptr<bf16> {{divisible_by = 16}}, %b: ptr<bf16> {{divisible_by = 16
     gpu_ir(&func, arch, &options, &mut trace);
     let barriers = shared_memory(trace.last(), arch).barriers;
     let settings = Settings { arch, warps: options.num_warps, blocks, barriers, schedule: trace.schedule() };
-    let found = timelines(trace.last(), &settings);
-    found.iter().for_each(check);
-    found
+    (trace.last().clone(), settings)
 }
 
 /// What holds for every timeline.
@@ -193,4 +202,70 @@ kernel @k(%n: i32) {
     let next = func.op(func.terminator(region)).operands[0];
     let lags = [params[1], params[2], params[3], next, params[0]].map(|v| steps::lag(&func, region, v));
     assert_eq!(lags, [0, 1, 2, -1, 0]);
+}
+
+/// Programs that share a block have tiles of their own: each takes the tensor cores for all of its products.
+#[test]
+fn programs_that_share_a_block_have_whole_tiles() {
+    let one = predicted(MATMUL, GpuArch::Sm90a, Some(6), 1);
+    let three = of_compiled(compiled(" {replicas = 3}", MATMUL, GpuArch::Sm90a, Some(6), 1));
+    assert_eq!((one[0].groups.len(), three[0].groups.len()), (2, 4));
+    assert_eq!(busy(&three[0], Pipe::Mma), 3.0 * busy(&one[0], Pipe::Mma));
+}
+
+/// Events of a consumer and its producer in five iterations of 1000 cycles, where a `wgmma` is waited for in the next
+/// iteration: their exact bars.
+#[test]
+fn clocks_become_bars() {
+    use crate::target::clocks::{Event, Moment};
+    let (func, settings) = compiled("", MATMUL, GpuArch::Sm90a, Some(6), 2);
+    let groups = groups_of_programs(&func, innermost(&func)[0].0, Partition::Consumer, &settings, u32::MAX);
+    let [consumer, producer] = [0, 1].map(|group| groups[group].op);
+    let find = |id: OpId, is: &dyn Fn(&Op) -> bool| {
+        let body = func.walk_from(func.op(id).regions[0]);
+        body.into_iter().find(|&id| is(&func.op(id).op)).expect("an op of the loop")
+    };
+    let full = find(consumer, &|op| *op == Op::MbarrierWait);
+    let dot = find(consumer, &|op| matches!(op, Op::Wgmma { .. }));
+    let wait = find(consumer, &|op| matches!(op, Op::WgmmaWait { pending: 1 }));
+    let copy = find(producer, &|op| matches!(op, Op::TmaLoad { .. }));
+    let event = |op: OpId, moment, clock| Event { op: op.0, moment, clock };
+    let span = |op, begin, end| [event(op, Moment::Begin, begin), event(op, Moment::End, end)];
+    // From before the first event of the record on.
+    let starts = || (0..5).map(|i| 1000 * i - 300);
+    let mut own = vec![event(consumer, Moment::Begin, -2000), event(consumer, Moment::End, -1500)];
+    for start in starts() {
+        own.push(event(consumer, Moment::Begin, start));
+        own.extend(span(full, start + 100, start + 150).into_iter().chain(span(dot, start + 200, start + 250)));
+        own.extend(span(wait, start + 300, start + 900));
+    }
+    own.push(event(consumer, Moment::End, 4700));
+    let copies = starts().flat_map(|start| {
+        std::iter::once(event(producer, Moment::Begin, start)).chain(span(copy, start + 10, start + 30))
+    });
+    let mut copies: Vec<Event> = copies.collect();
+    // The run of one iteration before.
+    copies.splice(0..0, [event(producer, Moment::Begin, -2000), event(producer, Moment::End, -1500)]);
+    let [of] = &measured(&func, &settings, &[own.clone(), copies])[..] else { panic!("one loop") };
+    assert_eq!((of.iterations, of.mean, of.timeline.interval, of.timeline.first), (5, 1000.0, 1000.0, 0));
+    let bars = |group: usize, pipe: Pipe| {
+        let of_row = of.timeline.bars.iter().filter(move |bar| (bar.group, bar.pipe) == (group, pipe));
+        of_row.map(|bar| (bar.op, bar.iteration, bar.begin, bar.end)).collect::<Vec<_>>()
+    };
+    let expected: Vec<_> = (0..3).map(|i| (dot, i, 1000.0 * i as f64 + 200.0, 1000.0 * i as f64 + 1900.0)).collect();
+    assert_eq!(bars(0, Pipe::Mma), expected);
+    let waits = [(full, 100.0, 150.0), (wait, 300.0, 900.0)];
+    let of_op = |op: OpId| bars(0, Pipe::Barrier).into_iter().filter(move |bar| bar.0 == op).collect::<Vec<_>>();
+    for (op, begin, end) in waits {
+        let found: Vec<(f64, f64)> = of_op(op).into_iter().map(|(_, _, begin, end)| (begin, end)).collect();
+        assert_eq!(found, [0.0, 1000.0, 2000.0].map(|start| (start + begin, start + end)));
+    }
+    let copied: Vec<(usize, f64)> = bars(1, Pipe::Copy).into_iter().map(|(_, i, begin, _)| (i, begin)).collect();
+    assert_eq!(copied, [(0, 10.0), (1, 1010.0), (2, 2010.0)]);
+    assert_eq!(of.timeline.busy, [(Pipe::Barrier, 650.0)]);
+    // Too few iterations, and clocks that stand still.
+    assert_eq!(measured(&func, &settings, &[own[..17].to_vec()]), []);
+    let still = own.iter().map(|event| Event { clock: 7, ..*event }).collect();
+    assert_eq!(measured(&func, &settings, &[still]), []);
+    assert_eq!(measured(&func, &settings, &[]), []);
 }

@@ -8,10 +8,11 @@
 //! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_reduce`], [`shared`], [`tma`] (mbarriers, TMA,
 //! warp specialization), [`tma_store`], [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`joined`] (dots that share
 //! an instruction), [`plan`] (shared memory and barriers), [`thread_dependencies`] (dependencies between threads
-//! through global memory).
+//! through global memory), [`clocks`] (records for measured timelines).
 
 mod atomic;
 mod bulk_reduce;
+mod clocks;
 mod control;
 mod debug;
 mod deferred;
@@ -36,6 +37,7 @@ mod tma;
 mod tma_store;
 mod wgmma;
 
+pub(crate) use self::clocks::RECORD as RECORD_CLOCK;
 use self::emit::{Emitter, Val};
 pub(crate) use self::emit::{LOC_COMMENT, USER_ASM};
 pub use self::joined::JoinedDots;
@@ -151,10 +153,15 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         written: memory_effects::written_pointers(func),
         replica: None,
         registers,
+        clocks: None,
         e,
         loc: func.loc.clone(),
     };
     let mut params = l.params(&dependencies);
+    if let Some(block) = options.clocks {
+        params.push(format!("ptr addrspace(1) align 16 %{}", clocks::PARAMETER));
+        l.start_clocks(block);
+    }
     l.block(func.body)?;
     let (map_params, map_args) = l.map_arguments();
     params.extend(map_params);
@@ -185,6 +192,12 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
             divisible_by: arg.divisible_by,
             equal_to: arg.equal_to,
         })
+        .chain(options.clocks.map(|_| ArgDesc {
+            name: clocks::PARAMETER.into(),
+            ty: ArgType::Clocks,
+            divisible_by: 1,
+            equal_to: None,
+        }))
         .chain(map_args)
         .collect();
     let signature = format!("@{}({})", func.name, params.join(", "));
@@ -310,6 +323,8 @@ struct Lowering<'f> {
     replica: Option<Val>,
     /// Registers available to a thread that issues `wgmma`.
     registers: u32,
+    /// The variable with the offset of this thread's next event, where clocks are recorded.
+    clocks: Option<Val>,
     e: Emitter,
     /// Source location of the op being lowered, for errors.
     loc: Loc,
@@ -400,6 +415,7 @@ impl<'f> Lowering<'f> {
     }
 
     fn block(&mut self, block: BlockId) -> Result<()> {
+        self.record_iteration(block);
         for &id in &self.func.block(block).ops {
             self.loc = self.func.op(id).loc.clone();
             self.e.set_loc(&self.loc);
@@ -407,10 +423,10 @@ impl<'f> Lowering<'f> {
                 self.fence_async_shared();
             }
             if self.plan.barrier_before(id) {
-                self.barrier();
+                self.recorded_barrier(id);
             }
             if !self.deferred.contains(&id) {
-                self.op(id)?;
+                self.recorded_op(id)?;
             }
         }
         Ok(())

@@ -398,7 +398,7 @@ impl Lowering<'_> {
 
     /// The parameter with this tensor map, added if there is none yet.
     fn tensor_map(&mut self, wanted: TensorMapDesc) -> Val {
-        let arg = |index: usize| self.func.args.len() + index;
+        let arg = |index: usize| self.func.args.len() + usize::from(self.clocks.is_some()) + index;
         let found = (0..self.maps.len()).find(|&i| TensorMapDesc { arg: arg(i), ..wanted.clone() } == self.maps[i]);
         let index = found.unwrap_or_else(|| {
             let arg = arg(self.maps.len());

@@ -63,7 +63,9 @@ impl Problem {
             register_floor: overlap::register_floor(&func, region),
             tiles: Vec::new(),
         };
-        let executors = Executors { warps, groups };
+        // Programs that share a block have tiles of their own.
+        let sharing = if producer { (options.num_warps / WARPGROUP).max(1) } else { 1 };
+        let executors = Executors { warps, groups: sharing };
         let build = Build { func: &func, region, main, arch, executors, loads: &loads, of_op: HashMap::new() };
         build.fill(&mut problem, options);
         Ok(problem)

@@ -4,7 +4,7 @@ use candle_nn::{VarBuilder, VarMap};
 use tilewright_candle::nn::{AttentionConfig, RotaryEmbedding, attention};
 use tilewright_candle::{self as ours, AttentionOptions, KeyCache, PackedSequences, Rope};
 
-use crate::check::{TYPES, assert_close, check, random, tolerance};
+use crate::check::{STORED, TYPES, assert_close, check, check_stored, random, tolerance};
 
 /// softmax(scale · Q Kᵀ) V by its definition, for keys and values of fewer heads.
 fn formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Result<Tensor> {
@@ -80,8 +80,10 @@ fn attention_with_sinks() {
             random(&[4], DType::F32, 4),
         ];
         for causal in [false, true] {
-            check(
+            check_stored(
                 &format!("attention with sinks, d {d} and {d_v}, causal {causal}"),
+                if causal { &STORED[..] } else { &STORED[..1] },
+                tolerance(DType::F32),
                 DType::F32,
                 &inputs,
                 |x| {
@@ -123,8 +125,10 @@ fn attention_with_a_relative_bias() {
             let weights = candle_nn::ops::softmax(&Tensor::cat(&[&scores, &sinks], 3)?, D::Minus1)?;
             weights.narrow(3, 0, n_k)?.contiguous()?.matmul(&v?)
         };
-        check(
+        check_stored(
             &format!("attention with a relative bias, causal {causal}, window {window:?}"),
+            if window.is_none() { &STORED[2..] } else { &STORED[..1] },
+            tolerance(DType::F32),
             DType::F32,
             &inputs[..if with_sinks { 5 } else { 4 }],
             |x| {
@@ -271,8 +275,11 @@ fn modifiers() {
                 options = options.with_packed(packed);
             }
             let inputs = [(n_q, 1), (n_k, 2), (n_k, 3)].map(|(n, seed)| random(&[1, heads, n, 16], dtype, seed));
-            check(
+            // Tensors are stored in every way in `attention_of_any_shape`.
+            check_stored(
                 &format!("attention with modifiers {i}, causal {causal}"),
+                &[STORED[i % STORED.len()]],
+                tolerance(dtype),
                 dtype,
                 &inputs,
                 |x| ours::flash_attention(&x[0], &x[1], &x[2], &options),

@@ -23,6 +23,7 @@ use self::code::{Code, Counts, classes, mma_count};
 use self::occupancy::occupancy;
 use self::roofline::{Peaks, Work, data_sheet};
 use self::subject::Subject;
+use crate::clocks::Recording;
 use crate::compile::{self, Options, Request};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 use crate::{CliError, Hints, Kernels, Result, value_parsers};
@@ -30,8 +31,8 @@ use crate::{CliError, Hints, Kernels, Result, value_parsers};
 #[derive(Args)]
 #[command(
     after_help = "The page of --html also shows what the compiler did: the IR after each pass beside the kernel's \
-                        source, a predicted timeline of each loop, the layouts of tiles, shared memory, registers, and \
-                        the loops by pipe. --svg writes its pictures as files."
+                        source, a predicted timeline of each loop (and a measured one with --clocks), the layouts of \
+                        tiles, shared memory, registers, and the loops by pipe. --svg writes its pictures as files."
 )]
 pub struct Arguments {
     /// Name of the kernel, as in `tilewright list`
@@ -66,11 +67,46 @@ pub struct Arguments {
     /// Peak memory bandwidth of the device, in GB/s. Default: NVIDIA's data sheet
     #[arg(long, value_name = "RATE", value_parser = value_parsers::positive)]
     peak_gbps: Option<f64>,
+    /// Show measured timelines beside the predicted ones, from a file that the command `clocks` wrote on a GPU, which
+    /// says types, constants, options and target
+    #[arg(long, value_name = "FILE", conflicts_with_all = GIVEN_BY_CLOCKS)]
+    clocks: Option<PathBuf>,
     /// Write the pictures of the page of --html as SVG files to a folder, which is created if needed
     #[arg(long, value_name = "FOLDER")]
     svg: Option<PathBuf>,
     #[command(flatten)]
     outputs: Outputs,
+}
+
+/// Arguments that a file of clocks gives, or that are of no use beside it: it has no shapes for the roofline.
+const GIVEN_BY_CLOCKS: [&str; 21] = [
+    "target",
+    "dtype",
+    "set",
+    "assume",
+    "num_warps",
+    "num_ctas",
+    "num_stages",
+    "max_registers",
+    "loops",
+    "no_asserts",
+    "tma",
+    "warp_specialize",
+    "overlap",
+    "pingpong",
+    "wgmma_f32",
+    "tma_stores",
+    "shape",
+    "time_ms",
+    "record",
+    "peak_tflops",
+    "peak_gbps",
+];
+
+/// The error about what the file of clocks has.
+fn in_file(arguments: &Arguments, error: &CliError) -> CliError {
+    let path = arguments.clocks.as_deref().unwrap_or(Path::new("")).display().to_string();
+    CliError::Usage(format!("{path}: {}", error.to_string().trim_start_matches("error: ")))
 }
 
 fn arch(word: &str) -> Result<GpuArch, String> {
@@ -90,18 +126,29 @@ struct Facts {
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
-    let mut outputs = arguments.outputs.protecting_inputs(&arguments.record);
+    let mut outputs = arguments.outputs.protecting_inputs(arguments.record.iter().chain(&arguments.clocks));
     outputs.check()?;
     if let Some(folder) = &arguments.svg {
         check_folder(folder)?;
     }
     let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel, kernels.hints())).transpose()?;
-    let mut subject = Subject::new(arguments, kernels, row.as_ref())?;
-    let (artifact, trace) = compile::compile_traced(&subject.request)?;
+    let recording = arguments.clocks.as_deref().map(Recording::read).transpose()?;
+    let mut subject = match &recording {
+        Some(recording) => {
+            let request = recording.request(kernels, &arguments.kernel).map_err(|error| in_file(arguments, &error))?;
+            Subject::recorded(request, kernels, recording.note())
+        }
+        None => Subject::new(arguments, kernels, row.as_ref())?,
+    };
+    let Target::Nvptx(arch) = subject.request.target else { unreachable!("internal error: not for a GPU") };
+    let (artifact, trace) = match &recording {
+        Some(recording) => recording.compile(&subject.request)?,
+        None => compile::compile_traced(&subject.request, false)?,
+    };
     let TargetCode::Ptx(ptx) = &artifact.code else {
         return Err(CliError::Failure("internal error: the code for a GPU is not PTX; please report this".to_string()));
     };
-    let sheet = data_sheet(arguments.target, subject.main_type(), subject.precision());
+    let sheet = data_sheet(arch, subject.main_type(), subject.precision());
     let measured = row.as_ref().and_then(Row::peak_tflops);
     let tflops = arguments.peak_tflops.or(measured);
     let peaks = Peaks {
@@ -117,7 +164,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let facts = Facts {
         threads: artifact.manifest.threads,
         shared_bytes: artifact.manifest.shared_bytes,
-        assembled: assemble(ptx, arguments.target.name())?,
+        assembled: assemble(ptx, arch.name())?,
         ptx: Code::from_ptx(ptx),
         work: subject.work(),
         peaks,
@@ -125,13 +172,14 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         subject,
     };
     let settings = page::Settings {
-        arch: arguments.target,
+        arch,
         threads: facts.threads,
         max_registers: facts.subject.request.options.max_registers,
         kernel_line: facts.subject.request.def.line,
+        clocks: recording.map_or_else(Vec::new, |recording| recording.events().to_vec()),
     };
-    let mut report = facts.report(arguments.target);
-    for table in [dots(&trace, arguments.target), page::predicted_loops(&trace, &settings)].into_iter().flatten() {
+    let mut report = facts.report(arch);
+    for table in [dots(&trace, arch), page::loops_table(&trace, &settings)].into_iter().flatten() {
         report = report.table(table);
     }
     if outputs.html.is_some() || outputs.out.is_some() {
@@ -189,12 +237,13 @@ pub fn pictures(
         target: Target::Nvptx(arch),
         options: options.clone(),
     };
-    let (artifact, trace) = compile::compile_traced(&request)?;
+    let (artifact, trace) = compile::compile_traced(&request, false)?;
     let settings = page::Settings {
         arch,
         threads: artifact.manifest.threads,
         max_registers: options.max_registers,
         kernel_line: def.line,
+        clocks: Vec::new(),
     };
     let pictures = page::pictures(&trace, &settings).into_iter();
     Ok(pictures.map(|picture| (picture.name.clone(), picture.file())).collect())
@@ -209,7 +258,8 @@ fn check_folder(folder: &Path) -> Result<()> {
 
 /// Writes each picture to a file of its name in the folder.
 fn write_pictures(folder: &Path, pictures: &[page::Picture], outputs: &Outputs, out: &mut dyn Write) -> Result<()> {
-    let inputs: Vec<&Path> = outputs.inputs.iter().map(PathBuf::as_path).collect();
+    let inputs = outputs.inputs.iter().map(PathBuf::as_path);
+    let inputs: Vec<&Path> = inputs.chain(outputs.named()).collect();
     for picture in pictures {
         let path = folder.join(format!("{}.svg", picture.name));
         crate::files::check_distinct(&[&path], &inputs).map_err(|clash| CliError::Failure(clash.to_string()))?;
@@ -371,4 +421,24 @@ fn last_row(path: &Path, kernel: &str, hints: &dyn Hints) -> Result<Row> {
             "use a file that `tilewright bench --record` wrote, or give a time with --time-ms",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every argument but the kernel and the outputs.
+    #[test]
+    fn a_file_of_clocks_takes_no_other_arguments_of_the_compilation() {
+        let command = Arguments::augment_args(clap::Command::new("explain"));
+        let outputs = Outputs::augment_args(clap::Command::new("outputs"));
+        let others = ["kernel", "clocks", "svg", "help"];
+        let is_output = |id: &str| outputs.get_arguments().any(|arg| arg.get_id() == id);
+        let ids = command.get_arguments().map(|arg| arg.get_id().as_str());
+        let mut own: Vec<&str> = ids.filter(|id| !others.contains(id) && !is_output(id)).collect();
+        let mut given = GIVEN_BY_CLOCKS.to_vec();
+        own.sort_unstable();
+        given.sort_unstable();
+        assert_eq!(own, given);
+    }
 }

@@ -82,6 +82,16 @@ impl Subject {
         Ok(Subject { request, notes, extents, hints })
     }
 
+    /// A variant that was launched.
+    pub fn recorded(request: Request, kernels: &Kernels, note: String) -> Subject {
+        Subject {
+            request,
+            notes: vec![format!("Measured: {note}.")],
+            extents: Extents::default(),
+            hints: kernels.hints(),
+        }
+    }
+
     /// Formats kernel, types and target.
     pub fn title(&self, arch: GpuArch) -> String {
         let types: Vec<String> = self.request.dtypes.iter().map(DType::to_string).collect();

@@ -86,11 +86,16 @@ impl Outputs {
             fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
             check(&folder.join("report"))?;
         }
-        let files = [&self.json, &self.csv, &self.markdown, &self.latex, &self.plot, &self.html];
-        let mut files: Vec<&Path> = files.into_iter().flatten().map(PathBuf::as_path).collect();
+        let mut files: Vec<&Path> = self.named().collect();
         files.extend(others.into_iter().map(PathBuf::as_path));
         files::check_distinct(&files, &self.inputs())?;
         files.into_iter().try_for_each(check)
+    }
+
+    /// The files that options name, without those of `--out`.
+    pub fn named(&self) -> impl Iterator<Item = &Path> {
+        let files = [&self.json, &self.csv, &self.markdown, &self.latex, &self.plot, &self.html];
+        files.into_iter().flatten().map(PathBuf::as_path)
     }
 
     fn inputs(&self) -> Vec<&Path> {

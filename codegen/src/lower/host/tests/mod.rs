@@ -171,6 +171,7 @@ fn compile_plain(func: &Func, cpu: &HostCpu) -> Artifact {
         arena_bytes: module.arena_bytes,
         tensor_maps: Vec::new(),
         source: String::new(),
+        clocks_of: None,
         footprint: None,
     };
     Artifact { manifest, code: Code::Object(object.code) }

@@ -6,6 +6,8 @@
 //! In reading order: this file (the page and its data), [`source`] (the kernel's source), [`svg`], [`timeline`],
 //! [`layouts`], [`over_ops`] (shared memory and registers), [`loops`].
 
+#[cfg(test)]
+mod browser_tests;
 mod layouts;
 mod loops;
 mod over_ops;
@@ -20,11 +22,12 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tilewright_codegen::analysis::registers;
-use tilewright_codegen::explain::timeline::{self as prediction, Timeline, timelines};
+use tilewright_codegen::explain::timeline::{self as prediction, Measured, Timeline, timelines};
 use tilewright_codegen::explain::{IrLine, Trace};
 use tilewright_codegen::ir::{Func, Op, OpId, Stage};
 use tilewright_codegen::lower::nvptx::{SharedMemory, shared_memory};
 use tilewright_codegen::target::GpuArch;
+use tilewright_codegen::target::clocks::Event;
 
 use self::over_ops::OpAxis;
 use self::source::Sources;
@@ -40,6 +43,14 @@ pub struct Settings {
     pub max_registers: Option<u32>,
     /// The line of the kernel's function.
     pub kernel_line: u32,
+    /// Clocks of a launch, by warpgroup; empty without one.
+    pub clocks: Vec<Vec<Event>>,
+}
+
+/// A loop's timelines.
+pub struct Loop {
+    predicted: Timeline,
+    measured: Option<Measured>,
 }
 
 /// The sections, and the source files that they show.
@@ -61,7 +72,7 @@ fn body(trace: &Trace, settings: &Settings, sources: &Sources) -> String {
     let profile = registers::profile(func);
     let available = over_ops::available(settings.threads, settings.max_registers);
     let pictures = OpAxis::new(func, &names);
-    let predicted = predict(trace, settings, &shared);
+    let loops = timed_loops(trace, settings, &shared);
     filled(include_str!("page.html"), |name| match name {
         "source" => sources.html(),
         "final" => escaped(&indented(last_lines(trace))),
@@ -73,7 +84,9 @@ fn body(trace: &Trace, settings: &Settings, sources: &Sources) -> String {
         "arch" => settings.arch.name().to_string(),
         "shared" => pictures.shared(&shared, limit).html(),
         "blocks" => plural(blocks_per_sm(func, settings, &shared) as usize, "block"),
-        "timelines" => timeline::section(func, &predicted, &trace.schedule(), &names),
+        "timelines" => timeline::section(func, &loops, !settings.clocks.is_empty(), &trace.schedule(), &names),
+        "kind" if settings.clocks.is_empty() => "Predicted, not measured: three".to_string(),
+        "kind" => "Predicted, and measured below that: three".to_string(),
         "peak" => over_ops::peak(&profile).to_string(),
         "available" => available.to_string(),
         "registers" => pictures.registers(&profile, available).html(),
@@ -89,10 +102,10 @@ pub fn pictures(trace: &Trace, settings: &Settings) -> Vec<Picture> {
     let shared = shared_memory(func, settings.arch);
     let available = over_ops::available(settings.threads, settings.max_registers);
     let axis = OpAxis::new(func, &names);
-    let predicted = predict(trace, settings, &shared);
     let schedule = trace.schedule();
-    let loops = predicted.iter().enumerate().map(|(n, of)| timeline::picture(func, n, of, &schedule, &names));
-    let mut all: Vec<Picture> = loops.collect();
+    let loops = timed_loops(trace, settings, &shared);
+    let pictures = loops.iter().enumerate().flat_map(|(n, of)| timeline::pictures(func, n, of, &schedule, &names));
+    let mut all: Vec<Picture> = pictures.collect();
     all.push(axis.shared(&shared, settings.arch.max_shared_bytes()));
     all.push(axis.registers(&registers::profile(func), available));
     all.extend(layouts::pictures(func));
@@ -107,14 +120,15 @@ pub fn pictures(trace: &Trace, settings: &Settings) -> Vec<Picture> {
     all
 }
 
-/// The predicted loops as a table.
-pub fn predicted_loops(trace: &Trace, settings: &Settings) -> Option<Table> {
+/// The loops with timelines as a table.
+pub fn loops_table(trace: &Trace, settings: &Settings) -> Option<Table> {
     let shared = shared_memory(trace.last(), settings.arch);
-    timeline::table(trace.last(), &predict(trace, settings, &shared))
+    timeline::table(trace.last(), &timed_loops(trace, settings, &shared), !settings.clocks.is_empty())
 }
 
-fn predict(trace: &Trace, settings: &Settings, shared: &SharedMemory) -> Vec<Timeline> {
+fn timed_loops(trace: &Trace, settings: &Settings, shared: &SharedMemory) -> Vec<Loop> {
     let func = trace.last();
+    let clocks = &settings.clocks;
     let settings = prediction::Settings {
         arch: settings.arch,
         warps: settings.threads / 32,
@@ -122,7 +136,12 @@ fn predict(trace: &Trace, settings: &Settings, shared: &SharedMemory) -> Vec<Tim
         barriers: shared.barriers.clone(),
         schedule: trace.schedule(),
     };
-    timelines(func, &settings)
+    let mut measured = prediction::measured(func, &settings, clocks);
+    let with_clocks = |predicted: Timeline| {
+        let own = measured.iter().position(|of| of.timeline.op == predicted.op);
+        Loop { measured: own.map(|own| measured.swap_remove(own)), predicted }
+    };
+    timelines(func, &settings).into_iter().map(with_clocks).collect()
 }
 
 /// The blocks that an SM holds: an estimate that needs no assembler.

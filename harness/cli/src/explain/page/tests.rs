@@ -22,20 +22,20 @@ struct CommandLine {
 }
 
 /// An element of a page, with the text directly in it and in its children.
-struct Element {
+pub(super) struct Element {
     name: String,
     attributes: Vec<(String, String)>,
-    text: String,
+    pub(super) text: String,
 }
 
 impl Element {
-    fn get(&self, name: &str) -> Option<&str> {
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
 /// The elements of a page, as a browser with JavaScript sees them; the page has no syntax error.
-fn elements(page: &str) -> Vec<Element> {
+pub(super) fn elements(page: &str) -> Vec<Element> {
     let dom = parse_document(RcDom::default(), ParseOpts::default()).one(page);
     let errors = dom.errors.borrow();
     assert!(errors.is_empty(), "{errors:?}");
@@ -66,7 +66,7 @@ fn collect(node: &Handle, found: &mut Vec<Element>) -> String {
 }
 
 /// The page of a kernel.
-fn explained(arguments: &[&str]) -> String {
+pub(super) fn explained(arguments: &[&str]) -> String {
     let dir = crate::files::temporary_folder().unwrap();
     let path = dir.path().join("page.html");
     let words = [&["explain"], arguments, &["--html", path.to_str().unwrap()]].concat();
@@ -281,7 +281,8 @@ fn hostile_text_is_escaped() {
     let func = hostile(&file);
     let mut trace = Trace::new(&func);
     gpu_ir(&func, GpuArch::Sm80, &CompileOptions::default(), &mut trace);
-    let settings = Settings { arch: GpuArch::Sm80, threads: 128, max_registers: None, kernel_line: 1 };
+    let settings =
+        Settings { arch: GpuArch::Sm80, threads: 128, max_registers: None, kernel_line: 1, clocks: Vec::new() };
     let (interactive, read) = sections(&trace, &settings);
     assert_eq!(read, std::slice::from_ref(&file));
     let page = Report { interactive: Some(interactive), ..Report::new("x", "<u>title") }.to_html();
@@ -301,7 +302,8 @@ fn without_the_source_file_line_numbers_are_shown() {
     let func = hostile(Path::new("/nowhere/k.rs"));
     let mut trace = Trace::new(&func);
     gpu_ir(&func, GpuArch::Sm80, &CompileOptions::default(), &mut trace);
-    let settings = Settings { arch: GpuArch::Sm80, threads: 128, max_registers: None, kernel_line: 1 };
+    let settings =
+        Settings { arch: GpuArch::Sm80, threads: 128, max_registers: None, kernel_line: 1, clocks: Vec::new() };
     let (interactive, read) = sections(&trace, &settings);
     assert!(read.is_empty());
     let page = Report { interactive: Some(interactive), ..Report::new("x", "title") }.to_html();
