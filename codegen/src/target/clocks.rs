@@ -1,5 +1,5 @@
-//! Records of clocks, an intra-kernel profile: when the warpgroups of one block reached the ops of a kernel at which warps
-//! wait, or at which they start matrix products and copies.
+//! Records of clocks, an intra-kernel profile: when the warpgroups of one block reached the ops of a kernel at which
+//! warps wait, or at which they start matrix products and copies.
 //!
 //! Code that was compiled with [`CompileOptions::clocks`](super::CompileOptions::clocks) takes the address of its record
 //! as an argument of its own ([`ArgType::Clocks`](super::ArgType::Clocks)), which the launch passes. The first warp of
@@ -68,8 +68,8 @@ pub fn is_full(events: &[Vec<Event>]) -> bool {
     events.iter().any(|events| events.len() >= EVENTS)
 }
 
-/// A hash of a function after the last pass, the ids of its ops, which events have, the options and the compiler. The same
-/// in all programs of one version of the compiler.
+/// A hash of a function after the last pass, the ids of its ops, which events have, the options and the compiler. The
+/// same in all programs of one version of the compiler.
 pub fn hash(lowered: &Func, options: &CompileOptions) -> u64 {
     let options = CompileOptions { clocks: None, ..options.clone() };
     let ids: Vec<u32> = lowered.walk().into_iter().map(|id| id.0).collect();

@@ -157,7 +157,8 @@ fn innermost(func: &Func) -> Vec<(OpId, Partition)> {
     found.map(|of| (of.op, of.partition)).collect()
 }
 
-/// The groups of warps that run a loop at the same time, and the loop of the producer that fills its rings, in all blocks of an SM.
+/// The groups of warps that run a loop at the same time, and the loop of the producer that fills its rings, in all blocks
+/// of an SM.
 fn groups(func: &Func, op: OpId, partition: Partition, settings: &Settings) -> Vec<Group> {
     // Of programs that take turns, one runs the loop.
     let programs = if takes_turns(func) { 1 } else { u32::MAX };
