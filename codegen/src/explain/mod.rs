@@ -291,7 +291,7 @@ pub fn loops(func: &Func) -> Vec<Loop> {
 fn find_loops(func: &Func, block: BlockId, partition: Partition, found: &mut Vec<Loop>) {
     for &id in &func.block(block).ops {
         let data = func.op(id);
-        if is_loop(&data.op) {
+        if data.op.is_loop() {
             let mut ops = Vec::new();
             data.regions.iter().for_each(|&region| loop_ops(func, region, 0, &mut ops));
             found.push(Loop { op: id, partition, ops });
@@ -310,10 +310,6 @@ fn loop_ops(func: &Func, block: BlockId, depth: usize, ops: &mut Vec<LoopOp>) {
             data.regions.iter().for_each(|&region| loop_ops(func, region, depth + 1, ops));
         }
     }
-}
-
-fn is_loop(op: &Op) -> bool {
-    matches!(op, Op::For { .. } | Op::While)
 }
 
 /// The partition of region `index` of an op in `partition`.

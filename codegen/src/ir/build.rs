@@ -28,6 +28,11 @@ impl Op {
         matches!(self, Op::Dot { .. } | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. })
     }
 
+    /// Whether the op runs a region again and again.
+    pub fn is_loop(&self) -> bool {
+        matches!(self, Op::For { .. } | Op::While)
+    }
+
     /// Whether the op writes global memory, and no shared memory that other ops read.
     pub fn only_writes_global_memory(&self) -> bool {
         matches!(

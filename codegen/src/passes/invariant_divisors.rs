@@ -42,7 +42,7 @@ pub fn run(func: &mut Func) {
 
 /// The outermost of the loops around an op in which `v` is not defined.
 fn outermost_loop(func: &Func, id: OpId, v: Value) -> Option<OpId> {
-    let is_loop = |&around: &OpId| matches!(func.op(around).op, Op::For { .. } | Op::While);
+    let is_loop = |&around: &OpId| func.op(around).op.is_loop();
     let around = std::iter::successors(func.parent_op(id), |&op| func.parent_op(op));
     let defined_in = match func.value(v).def {
         Def::Result(op, _) => func.parent_op(op),

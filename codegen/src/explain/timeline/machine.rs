@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::steps::{Step, count_by_barrier, flatten, lag, steps};
-use super::{Bar, Group, SHOWN, Settings, Timeline};
+use super::{Bar, Group, SHOWN, Settings, Timeline, in_picture};
 use crate::analysis::costs::{self, Cost, cost};
 use crate::analysis::pipes::{Pipe, pipe as pipe_of};
 use crate::explain::Partition;
@@ -108,7 +108,7 @@ pub fn run(func: &Func, groups: &[Group], settings: &Settings) -> Option<Timelin
 /// By mbarrier: the copies that it tracks outside of loops, which fill the ring before the loop.
 fn copies_ahead(func: &Func) -> HashMap<Value, usize> {
     let in_loop =
-        |id: OpId| std::iter::successors(Some(id), |&id| func.parent_op(id)).any(|id| super::is_loop(&func.op(id).op));
+        |id: OpId| std::iter::successors(Some(id), |&id| func.parent_op(id)).any(|id| func.op(id).op.is_loop());
     let before: Vec<OpId> = func.walk().into_iter().filter(|&id| !in_loop(id)).collect();
     count_by_barrier(func, &before, |op| matches!(op, Op::TmaLoad { .. }).then_some(2))
 }
@@ -480,19 +480,11 @@ impl Machine<'_> {
 
     fn add_bar(&mut self, i: usize, op: OpId, pipe: Pipe, begin: f64, end: f64) {
         let runner = &self.runners[i];
-        let ahead = match runner.group.partition {
-            Partition::Producer => 0,
-            Partition::All | Partition::Consumer => {
-                self.settings.schedule.get(&op).map_or(0, |scheduled| scheduled.ahead)
-            }
-        };
-        let iteration = usize::try_from(runner.iteration as i64 + ahead).unwrap_or(0);
-        if end > begin {
-            self.bars.push(Bar { group: i, pipe, op, iteration, begin, end });
-        }
+        let iteration = self.settings.iteration(&runner.group, op, runner.iteration);
+        self.bars.push(Bar { group: i, pipe, op, iteration, begin, end });
     }
 
-    fn timeline(mut self, groups: &[Group]) -> Option<Timeline> {
+    fn timeline(self, groups: &[Group]) -> Option<Timeline> {
         // Until the last group has begun an iteration.
         let begun = |iteration: usize| {
             let mains = self.runners.iter().filter(|runner| runner.group.partition != Partition::Producer);
@@ -506,10 +498,8 @@ impl Machine<'_> {
         let (from, length) = (self.runners[0].starts[first], interval * SHOWN as f64);
         let busy = Pipe::ALL.into_iter().map(|pipe| (pipe, self.busy(pipe)));
         let busy = busy.filter(|(_, cycles)| *cycles > 0.0).collect();
-        self.bars.iter_mut().for_each(|bar| (bar.begin, bar.end) = (bar.begin - from, bar.end - from));
-        self.bars.retain(|bar| bar.end > 0.0 && bar.begin < length);
-        self.bars.sort_by(|a, b| (a.group, a.pipe).cmp(&(b.group, b.pipe)).then(a.begin.total_cmp(&b.begin)));
-        Some(Timeline { op: groups[0].op, groups: groups.to_vec(), interval, busy, bars: self.bars, first })
+        let bars = in_picture(self.bars, from, length);
+        Some(Timeline { op: groups[0].op, groups: groups.to_vec(), interval, busy, bars, first })
     }
 
     /// Cycles of a pipe for an iteration of every group.

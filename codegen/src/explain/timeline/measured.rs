@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::{Bar, Group, SHOWN, Settings, Timeline, groups_of_programs, loops_with_timelines};
+use super::{Bar, Group, SHOWN, Settings, Timeline, groups_of_programs, in_picture, loops_with_timelines};
 use crate::analysis::costs::cost;
 use crate::analysis::pipes::{Pipe, pipe};
 use crate::explain::Partition;
@@ -73,11 +73,7 @@ fn of_groups(func: &Func, groups: &[Group], settings: &Settings, clocks: &[Vec<E
             bars.extend(bars_of(func, index, group, events(index), run, settings));
         }
     }
-    for bar in &mut bars {
-        (bar.begin, bar.end) = (bar.begin - from, bar.end - from);
-    }
-    bars.retain(|bar| bar.end > 0.0 && bar.begin < length && bar.end > bar.begin);
-    bars.sort_by(|a, b| (a.group, a.pipe).cmp(&(b.group, b.pipe)).then(a.begin.total_cmp(&b.begin)));
+    let bars = in_picture(bars, from, length);
     let busy = vec![(Pipe::Barrier, waits(&bars, groups, length))];
     let interval = length / SHOWN as f64;
     let timeline = Timeline { op: groups[0].op, groups: groups.to_vec(), interval, busy, bars, first };
@@ -113,11 +109,7 @@ fn bars_of(func: &Func, index: usize, group: &Group, events: &[Event], run: &[us
         // What ends at the beginning of an iteration belongs to the one before.
         let iteration = run.partition_point(|&begin| begin < at + usize::from(!is_iteration)).saturating_sub(1);
         let bar = |op: OpId, pipe: Pipe, from: &Event, iteration: usize| {
-            let ahead = match group.partition {
-                Partition::Producer => 0,
-                Partition::All | Partition::Consumer => settings.schedule.get(&op).map_or(0, |place| place.ahead),
-            };
-            let iteration = usize::try_from(iteration as i64 + ahead).unwrap_or(0);
+            let iteration = settings.iteration(group, op, iteration);
             Bar { group: index, pipe, op, iteration, begin: from.clock as f64, end: event.clock as f64 }
         };
         let id = OpId(event.op);

@@ -27,7 +27,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 pub use self::measured::{Measured, measured};
-use super::{Partition, Scheduled, is_loop, loops};
+use super::{Partition, Scheduled, loops};
 use crate::analysis::costs::Executors;
 use crate::analysis::pipes::Pipe;
 use crate::ir::nested::takes_turns;
@@ -66,6 +66,17 @@ pub struct Group {
     pub op: OpId,
 }
 
+impl Settings {
+    /// The iteration whose data an op processes, in an iteration of a group.
+    fn iteration(&self, group: &Group, op: OpId, iteration: usize) -> usize {
+        let ahead = match group.partition {
+            Partition::Producer => 0,
+            Partition::All | Partition::Consumer => self.schedule.get(&op).map_or(0, |scheduled| scheduled.ahead),
+        };
+        usize::try_from(iteration as i64 + ahead).unwrap_or(0)
+    }
+}
+
 impl Group {
     /// The warps that execute an op of the group.
     fn executors(&self) -> Executors {
@@ -86,6 +97,14 @@ pub struct Bar {
     /// Cycles from the beginning of the picture; may begin before it or end after it.
     pub begin: f64,
     pub end: f64,
+}
+
+/// The bars with a length that are seen in a picture of `length` cycles which begins at `from`, in their order.
+fn in_picture(mut bars: Vec<Bar>, from: f64, length: f64) -> Vec<Bar> {
+    bars.iter_mut().for_each(|bar| (bar.begin, bar.end) = (bar.begin - from, bar.end - from));
+    bars.retain(|bar| bar.end > 0.0 && bar.begin < length && bar.end > bar.begin);
+    bars.sort_by(|a, b| (a.group, a.pipe).cmp(&(b.group, b.pipe)).then(a.begin.total_cmp(&b.begin)));
+    bars
 }
 
 /// The steady state of a loop.
@@ -152,7 +171,7 @@ fn loops_with_timelines(func: &Func) -> Vec<(OpId, Partition)> {
 fn innermost(func: &Func) -> Vec<(OpId, Partition)> {
     let found = loops(func).into_iter().filter(|of| {
         let inside = func.walk_from(func.op(of.op).regions[0]);
-        matches!(func.op(of.op).op, Op::For { .. }) && !inside.iter().any(|&id| is_loop(&func.op(id).op))
+        matches!(func.op(of.op).op, Op::For { .. }) && !inside.iter().any(|&id| func.op(id).op.is_loop())
     });
     found.map(|of| (of.op, of.partition)).collect()
 }

@@ -32,10 +32,6 @@ fn is_recorded(func: &Func, id: OpId) -> bool {
     }
 }
 
-fn is_loop(op: &Op) -> bool {
-    matches!(op, Op::For { .. } | Op::While)
-}
-
 impl Lowering<'_> {
     /// Emits the offset of this thread's first event, in block `block` of the grid.
     pub(super) fn start_clocks(&mut self, block: u32) {
@@ -77,7 +73,7 @@ impl Lowering<'_> {
     /// Records the beginning of an iteration, if the block is the body of a loop.
     pub(super) fn record_iteration(&mut self, block: BlockId) {
         let Some(id) = self.clocks.as_ref().and_then(|_| self.func.owner(block)) else { return };
-        if is_loop(&self.func.op(id).op) && self.func.op(id).regions.last() == Some(&block) {
+        if self.func.op(id).op.is_loop() && self.func.op(id).regions.last() == Some(&block) {
             self.record(id, Moment::Begin);
         }
     }
@@ -91,12 +87,12 @@ impl Lowering<'_> {
 
     /// Emits an op, with its events.
     pub(super) fn recorded_op(&mut self, id: OpId) -> super::Result<()> {
-        let (op, own) = (&self.func.op(id).op, self.clocks.is_some() && is_recorded(self.func, id));
+        let own = self.clocks.is_some() && is_recorded(self.func, id);
         if own {
             self.record(id, Moment::Begin);
         }
         self.op(id)?;
-        if own || is_loop(op) {
+        if own || self.func.op(id).op.is_loop() {
             self.record(id, Moment::End);
         }
         Ok(())

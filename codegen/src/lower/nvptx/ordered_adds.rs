@@ -100,8 +100,8 @@ impl OrderedAdds {
 fn repeats(func: &Func, id: OpId, others: &HashSet<OpId>) -> bool {
     let mut owners = std::iter::successors(func.parent_op(id), |&owner| func.parent_op(owner));
     owners.any(|owner| {
-        let is_loop = matches!(func.op(owner).op, Op::For { .. } | Op::While);
-        is_loop && func.op(owner).regions.iter().any(|&r| func.walk_from(r).iter().any(|id| others.contains(id)))
+        func.op(owner).op.is_loop()
+            && func.op(owner).regions.iter().any(|&r| func.walk_from(r).iter().any(|id| others.contains(id)))
     })
 }
 
