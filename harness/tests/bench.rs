@@ -223,6 +223,18 @@ fn attention_out_of_memory_shows_the_arithmetic() {
 }
 
 #[test]
+fn attention_of_8_bit_floats_is_timed() {
+    let arguments = ["attention", "--dtype", "f8e4m3,f8e5m2", "--seq-len", "70", "--heads", "2", "--head-dim", "16"];
+    let (_, rows) = rows("attention", &[&arguments[..], &["--causal", "true"]].concat());
+    assert_timed(&rows);
+    assert_eq!(kernels(&rows), ["attention_quantize", "attention_fwd"].repeat(2));
+    assert!(rows[0]["gbps"].is_f64() && rows[1]["tflops"].is_f64() && rows[3]["dtype"] == "f8e5m2", "{rows:?}");
+    // The rounding to four and to three bits.
+    let error = |i: usize| rows[i]["error"].as_f64().unwrap();
+    assert!((0.02..0.07).contains(&error(1)) && (0.04..0.14).contains(&error(3)), "{rows:?}");
+}
+
+#[test]
 fn norms_and_fusion_are_timed() {
     let (_, rows) = report_rows("norm", "norm", &["norm", "--rows", "20", "--d", "64,100", "--runs", "2"]);
     assert_eq!(rows.len(), 8);
@@ -248,7 +260,11 @@ fn mistakes_are_refused_with_the_remedy() {
     refused(&["attention", "--fwd-tiles", "48,64,4,2"], "q_tile is 48: expected a power of two");
     refused(&["attention", "--dkdv-tiles", "64,64"], "q_tile,k_tile,warps,stages");
     refused(&["attention", "--head-dim", "300"], "head dimensions from 1 to 256");
-    refused(&["attention", "--dtype", "f8"], "[possible values: bf16, f16, f32]");
+    refused(&["attention", "--dtype", "f8"], "[possible values: bf16, f16, f32, f8e4m3, f8e5m2]");
+    refused(&["attention", "--dtype", "f8e4m3", "--modifier", "window=3"], "--dtype f8… with --modifier");
+    refused(&["attention", "--dtype", "f8e5m2", "--splits", "2"], "--dtype f8… with --splits");
+    refused(&["attention", "--dtype", "f8e5m2", "--deterministic"], "--dtype f8… with --one-pass or");
+    refused(&["attention", "--dtype", "f8e5m2", "--kinds", "flash"], "--dtype f8… with --kinds");
     refused(&["attention", "--causal", "perhaps"], "'perhaps'");
     refused(&["kernels", "--only", "sort"], "weighted_sum");
     refused(&["sort"], "there is no kernel `sort`");

@@ -49,7 +49,7 @@ pub mod tuned;
 mod unaligned_rows;
 pub mod weighted_sum;
 
-pub use tensor::{FloatElement, IndexElement, Tensor, TensorMut};
+pub use tensor::{FloatElement, IndexElement, OperandElement, Tensor, TensorMut};
 
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_runtime::autotune::Autotune;
@@ -101,6 +101,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &layer_norm::LAYER_NORM_FWD,
     &matmul::MATMUL,
     &matmul_swiglu::MATMUL_SWIGLU,
+    &attention::eight_bit::QUANTIZE_ROWS,
     &rank_sum::RANK_SUM,
     &rms_norm::RMS_NORM_BWD,
     &rms_norm::RMS_NORM_FWD,
@@ -113,6 +114,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &softmax::SOFTMAX_WIDE_ROWS,
     &swiglu::SWIGLU_BWD,
     &swiglu::SWIGLU_FWD,
+    &attention::eight_bit::TRANSPOSE_VALUES,
     &weighted_sum::WEIGHTED_SUM_BWD,
     &weighted_sum::WEIGHTED_SUM_FWD,
 ];

@@ -6,10 +6,32 @@ pub use tilewright_runtime::kernel::{Tensor, TensorMut};
 use tilewright_runtime::prelude::*;
 
 /// Element types of the kernels of this crate, which multiply and accumulate in f32.
-pub trait FloatElement: Float + Element {}
-impl FloatElement for f16 {}
-impl FloatElement for bf16 {}
-impl FloatElement for f32 {}
+pub trait FloatElement: Float + OperandElement<Result = Self> {}
+
+/// Element types of the operands of dots, with the type of results.
+pub trait OperandElement: Element + Dtype {
+    type Result: FloatElement;
+}
+
+macro_rules! float_elements {
+    ($($element:ty),*) => { $(
+        impl FloatElement for $element {}
+        impl OperandElement for $element {
+            type Result = $element;
+        }
+    )* };
+}
+float_elements!(f16, bf16, f32);
+
+/// 8-bit floats, whose results are bf16.
+macro_rules! operands_of_8_bits {
+    ($($element:ty),*) => { $(
+        impl OperandElement for $element {
+            type Result = bf16;
+        }
+    )* };
+}
+operands_of_8_bits!(F8E4M3, F8E5M2);
 
 /// Element types of indices: tokens, targets, positions.
 pub trait IndexElement: Int + Element {}

@@ -5,7 +5,7 @@ use crate::numerics::{HostTensor, Random, relative_error, tolerance};
 use half::{bf16, f16};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::attention::reference::{self, ModifierTensors, Modifiers, Problem};
-use tilewright::kernels::attention::{self, Cache, Options};
+use tilewright::kernels::attention::{self, Cache, Descale, Options};
 use tilewright::kernels::{FloatElement, Tensor as AnyTensor};
 use tilewright::prelude::{Buffer, Device, Dtype, Element, F8E4M3, F8E5M2};
 
@@ -121,7 +121,8 @@ fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: Cache
     let (entries, rows) = page.map_or((batch, most), |page| (case.pages(page)[1], page));
     // Numbers everywhere first, as the reference reads them.
     let cache = [d, d_v].map(|d| tensor(stored, [entries, heads_kv, rows, d]));
-    let scales = [0.0, -0.6].map(|first| (0..heads_kv).map(|head| first + 0.3 * head as f32).collect::<Vec<f32>>());
+    let scales =
+        [0.0, 0.6].map(|first: f32| (0..heads_kv).map(|head| (first - 0.3 * head as f32).abs()).collect::<Vec<_>>());
     let scale_of =
         |side: usize, head: usize| if case.cache_dtype.is_some() { f64::from(scales[side][head]) } else { 1.0 };
     let values = cache.each_ref().map(HostTensor::values);
@@ -183,11 +184,12 @@ fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: Cache
     let table = table.as_ref().map(|(table, columns)| AnyTensor::dense(table.view(), [batch, *columns]));
     let table = table.transpose().unwrap_or_else(|e| fail(e));
     let scales = scales.map(|scales| Buffer::from_slice(device, &scales).unwrap_or_else(|e| fail(e)));
-    let descale = case.cache_dtype.map(|_| scales.each_ref().map(Buffer::view));
-    let cache = Cache { table, descale, ..Cache::new(lengths.view()) };
+    let descale = case.cache_dtype.map(|_| Descale::per_head(batch, scales[0].view(), scales[1].view()));
+    let descale = descale.transpose().unwrap_or_else(|e| fail(e));
+    let cache = Cache { table, ..Cache::new(lengths.view()) };
     let tensors = ModifierTensors::new(device, &case.problem(case.room())).unwrap_or_else(|e| fail(e));
     let (mask, score, sinks) = (tensors.mask(), tensors.score(), tensors.sinks());
-    let options = Options { causal, mask, score, sinks, cache: Some(cache), ..options.clone() };
+    let options = Options { causal, mask, score, sinks, cache: Some(cache), descale, ..options.clone() };
     let queries = q.upload::<T>(device);
     let buffers = poisoned.each_ref().map(|tensor| tensor.upload::<C>(device));
     let q = input(&queries, &q);

@@ -158,6 +158,8 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     };
     let dtypes = match def.name {
         "scaled_matmul" => vec![DType::F8E4M3, dtype],
+        "quantize_rows" => vec![dtype, DType::F8E4M3],
+        "transpose_values" => vec![DType::F8E4M3],
         "column_sum" => vec![DType::F32, dtype],
         "adamw_controlled" | "adamw_two_peers" | "adamw_with_compute_weights" | "cast" | "scale" => {
             vec![dtype, DType::BF16]
@@ -188,6 +190,10 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
         return (consts.to_vec(), options(4, 2));
     } else if is(&attention::relative::FLASH_ATTENTION_BWD_RELATIVE_SUM) {
         return (consts! { tile = 64usize }.to_vec(), options(4, 1));
+    } else if is(&attention::eight_bit::QUANTIZE_ROWS) {
+        return (consts! { d_tile = 64usize }.to_vec(), options(8, 1));
+    } else if is(&attention::eight_bit::TRANSPOSE_VALUES) {
+        return (consts! { row_tile = 32usize, d_tile = 64usize, descale_given = true }.to_vec(), options(4, 1));
     } else if is(&attention::sinks::FLASH_ATTENTION_BWD_SINKS) {
         return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), options(4, 1));
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS) {

@@ -2,6 +2,7 @@
 //! devices, the examples, and `ptxas`.
 
 pub mod attention;
+pub mod attention_8_bit;
 pub mod attention_cache;
 pub mod configurations;
 pub mod erased;

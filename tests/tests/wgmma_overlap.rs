@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
-use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_tests::configurations::{Configuration, PTX_VERSION, configurations, well_aligned};
@@ -82,9 +82,12 @@ impl Case {
 }
 
 fn ptx(configuration: &Configuration) -> String {
-    let func = configuration.record(&well_aligned(configuration.def));
+    ptx_of(&configuration.record(&well_aligned(configuration.def)), &configuration.options)
+}
+
+fn ptx_of(func: &Func, options: &CompileOptions) -> String {
     let target = Target::Nvptx(GpuArch::Sm90a);
-    match pipeline::compile(&func, &target, &configuration.options, &mut ()).unwrap_or_else(|e| panic!("{e}")).code {
+    match pipeline::compile(func, &target, options, &mut ()).unwrap_or_else(|e| panic!("{e}")).code {
         Code::Ptx(ptx) => ptx,
         Code::Object(_) => panic!("an object file instead of PTX"),
     }
@@ -229,6 +232,61 @@ fn accumulation_overlaps_the_next_iteration() {
             let waits: Vec<&String> = body.iter().filter(|i| i.starts_with("WARPGROUP.DEPBAR")).collect();
             let left = !waits.is_empty() && waits.iter().all(|i| i.ends_with("gsb0, 0x1"));
             assert!(left, "warp_specialize: {warp_specialize}: {waits:?}");
+        }
+    }
+}
+
+/// The default tiles of 8-bit attention: no spills, and the weights of the softmax become operands by one conversion for two of
+/// them, in the lanes where they are. A permutation or a shuffle of bytes would be in every iteration.
+#[test]
+fn weights_of_8_bits_stay_in_their_lanes() {
+    let Some(tools) = Tools::find() else { return };
+    let def = &FLASH_ATTENTION_FWD;
+    // V is transposed.
+    let mut specialization = well_aligned(def);
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    for (param, arg) in passed.zip(&mut specialization.args) {
+        match param.name {
+            "v_stride_v_rows" => *arg = ArgSpec { divisible_by: 1, equal_to: Some(1) },
+            "v_stride_d_v" => *arg = ArgSpec { divisible_by: 16, equal_to: None },
+            _ => {}
+        }
+    }
+    for (d, q_tile, replicas, num_warps, num_stages, pingpong) in
+        [(64usize, 64usize, 3usize, 4, 2, true), (128, 128, 1, 8, 3, false), (128, 64, 2, 4, 3, false)]
+    {
+        for causal in [true, false] {
+            let consts = consts! {
+                d = d, d_tile = d, d_v = d, d_v_tile = d, q_tile = q_tile, k_tile = 128usize, causal = causal, even_keys = true,
+                replicas = replicas, persistent = replicas > 1, q_descale_given = true, k_descale_given = true,
+                v_descale_given = true, block_scales = true,
+            };
+            let schedule = Schedule {
+                warp_specialize: Some(true),
+                overlap: Some(true),
+                pingpong: pingpong.then_some(true),
+                ..Schedule::default()
+            };
+            let options = CompileOptions {
+                num_warps,
+                num_stages,
+                ptx_version: PTX_VERSION,
+                schedule,
+                ..CompileOptions::default()
+            };
+            let dtypes = vec![DType::F8E4M3, DType::BF16, DType::F8E4M3];
+            let configuration = Configuration { def, dtypes, consts: consts.to_vec(), options };
+            let func = configuration.record(&specialization);
+            let (resources, loops) = tools.assemble(&ptx_of(&func, &configuration.options));
+            let name = format!("d {d}, {replicas} programs, causal: {causal}");
+            assert_eq!((resources.spills, resources.warnings), (0, Vec::new()), "{name}");
+            let Some(loops) = loops else { continue };
+            let count = |body: &[sass::Instruction], name: &str| body.iter().filter(|i| i.starts_with(name)).count();
+            let full = loops.iter().filter(|body| count(body, "QGMMA") > 0).min_by_key(|body| body.len());
+            let full = full.unwrap_or_else(|| panic!("{name}: no loop with 8-bit products"));
+            // 64 weights of a thread; the two shuffles of each of two rows are those of the maximum.
+            assert_eq!((count(full, "F2FP"), count(full, "SHFL")), (32, 4), "{name}");
+            assert!(count(full, "PRMT") == 0, "{name}: {} permutations of bytes", count(full, "PRMT"));
         }
     }
 }

@@ -230,17 +230,71 @@ def test_attention_with_a_cache_of_8_bits(device, dtype):
         torch.testing.assert_close(decode(q), short)
     for options, message in [
         ({"k_descale": descale[0]}, "expected both or none"),
-        ({"k_descale": descale[0], "v_descale": descale[1], "cache_seqlens": None}, "expected cache_seqlens beside"),
+        ({"q_descale": descale[0], "k_descale": descale[0], "v_descale": descale[1]}, "expected q of 8-bit floats"),
     ]:
         with pytest.raises(ValueError, match=message):
             tt.attention(q, k, v, **{"cache_seqlens": lengths} | options)
-    with pytest.raises(tilewright.Error, match="`v_descale` expects a scale for each of 2 heads of k, found 3 scales"):
+    with pytest.raises(tilewright.Error, match="`v_descale` expects scales of 2 batch entries × 2 heads × 1 blocks of rows, found 2 × 3 × 1"):
         tt.attention(q, k, v, cache_seqlens=lengths, k_descale=descale[0], v_descale=torch.ones(3, device=device))
+    blocks = [s[None, :, None].expand(2, 2, 1).contiguous() for s in descale]
+    again = tt.attention(q, k, v, causal=True, cache_seqlens=lengths, k_descale=blocks[0], v_descale=blocks[1])
+    torch.testing.assert_close(again, found)
     with pytest.raises(ValueError, match="has no gradient"), torch.enable_grad():
         learned = descale[1].clone().requires_grad_()
         tt.attention(q, k, v, cache_seqlens=lengths, k_descale=descale[0], v_descale=learned)
     with pytest.raises(tilewright.Error, match="`k` expects elements of type f32, as for q; beside a cache also 8-bit floats, found f8e"):
         tt.attention(q, k, v, window=3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_attention_of_8_bits(device, dtype):
+    q, k, v = randn(2, 4, 150, 32, device=device), randn(2, 2, 300, 32, device=device), randn(2, 2, 300, 32, device=device)
+    k[:, :, :128] *= 0.1
+    v[:, :, 256:] *= 20
+    (q8, q_scale), (k8, k_scale), (v8, v_scale) = (tt.quantize(x, dtype) for x in (q, k, v))
+    assert q8.dtype == dtype and q_scale.shape == (2, 4, 2) and k_scale.shape == (2, 2, 3)
+    wide = [
+        x.float() * s.repeat_interleave(128, dim=2)[:, :, : x.shape[2], None]
+        for x, s in ((q8, q_scale), (k8, k_scale), (v8, v_scale))
+    ]
+    for x, rounded in zip((q, k, v), wide):
+        assert (x - rounded).norm() / x.norm() < (0.04 if dtype == torch.float8_e4m3fn else 0.08)
+    scales = {"q_descale": q_scale, "k_descale": k_scale, "v_descale": v_scale}
+    for options in ({}, {"causal": True}, {"causal": True, "window": 40}):
+        found = tt.attention(q8, k8, v8, **scales, **options)
+        exact = tt.attention(*wide, **options)
+        assert found.dtype == torch.bfloat16 and found.shape == q.shape
+        assert (found.float() - exact).norm() / exact.norm() < 0.08, options
+    attend = lambda q: tt.attention(q, k8, v8, **scales)  # noqa: E731
+    torch.testing.assert_close(torch.compile(attend, fullgraph=True)(q8), attend(q8))
+    rows_first = q8.transpose(1, 2).contiguous().transpose(1, 2)
+    torch.testing.assert_close(attend(rows_first), attend(q8))
+    assert tt.quantize(rows_first.bfloat16())[0].stride() == rows_first.stride()
+    per_head = {"q_descale": q_scale[:, :, :1].contiguous(), "k_descale": k_scale[0, :, 0], "v_descale": v_scale[0, :, 0]}
+    wide_scales = [x[:, :, :1].contiguous() for x in (k_scale[:1].expand(2, 2, 3), v_scale[:1].expand(2, 2, 3))]
+    again = tt.attention(q8, k8, v8, q_descale=per_head["q_descale"], k_descale=wide_scales[0], v_descale=wide_scales[1])
+    torch.testing.assert_close(tt.attention(q8, k8, v8, **per_head), again)
+    by_vmap = torch.func.vmap(tt.quantize)(torch.stack([k, v]))
+    for found, expected in zip(by_vmap, (torch.stack([k8, v8]), torch.stack([k_scale, v_scale]))):
+        if dtype == torch.float8_e4m3fn:
+            torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda x: tt.quantize(x)[1], (q,), (q,))
+    plain = tt.attention(q8, k8, v8)
+    assert plain.dtype == torch.bfloat16 and not torch.equal(plain, attend(q8))
+    for call, error, message in [
+        (lambda: tt.attention(q8, k8, v8, q_descale=q_scale), ValueError, "k_descale and v_descale beside it"),
+        (lambda: tt.attention(q8, k, v), tilewright.Error, "`k` expects elements of type f8e"),
+        (lambda: tt.attention(q8, k8, v8, **{**scales, "q_descale": q_scale[:1]}), tilewright.Error, "`q_descale` expects scales of 2 batch entries"),
+        (lambda: tt.attention(q, k, v, k_descale=k_scale, v_descale=v_scale), ValueError, "expected k and v of 8-bit floats"),
+        (lambda: tt.attention(q8, k8, v8, k_descale=k_scale[0], v_descale=v_scale[0]), tilewright.Error, r"`k_descale` expects the shape \[heads\]"),
+        (lambda: tt.quantize(q, torch.float16), ValueError, "expected dtype float8_e4m3fn or float8_e5m2"),
+        (lambda: tt.quantize(q8), tilewright.Error, "`x` expects elements of type float32"),
+        (lambda: tt.quantize(q[0]), ValueError, "expected x .batch, heads, rows, d."),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_mistakes_of_modifiers_are_exceptions(device):

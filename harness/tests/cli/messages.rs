@@ -29,6 +29,7 @@ fn the_list_has_every_kernel_with_all_its_parameters() {
         assert!(text.lines().any(|line| line == def.name || line.starts_with(&format!("{}<", def.name))), "{text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    assert!(tilewright::kernels::KERNELS.is_sorted_by_key(|def| def.name));
 
     let json = tilewright(dir.path(), &["list", "--json"]).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();

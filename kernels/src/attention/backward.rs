@@ -338,9 +338,9 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         k_boundary: boundary_dims(!even_keys, padded),
         v_boundary: boundary_dims(!even_keys, v_padded),
         cached: None,
-        k_descale: None,
         precision,
         scale,
+        descale: None,
         replicas: 1,
     };
     let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });

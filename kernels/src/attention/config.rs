@@ -1,6 +1,7 @@
 //! Tuning of the kernels of attention: default tile sizes, warps and stages by head dimension, element type and target,
 //! and which configurations of the spaces, which are at the kernels, the autotuner measures.
 
+use super::loops::SCALED_ROWS;
 use tilewright_codegen::lang::Precision;
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
@@ -104,9 +105,10 @@ pub fn default_config(pass: Pass, problem: &Problem) -> Config {
     let sub_wave: Option<bool> = problem.get("sub_wave");
     let tiles = match sub_wave {
         Some(false) if hopper && tf32x3 => wgmma_f32_tiles(pass, d),
-        Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
-        Some(true) if problem.is_gpu() && bytes == 2 && d_tile(d) <= 64 => Some(Tiles::new(64, 64, 4, 2)),
-        Some(false) if hopper && bytes == 2 && pass == Pass::Forward && d_tile(d) == 64 => Some(shared_tiles(problem)),
+        Some(true) if hopper && bytes <= 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
+        Some(true) if problem.is_gpu() && bytes <= 2 && d_tile(d) <= 64 => Some(Tiles::new(64, 64, 4, 2)),
+        Some(false) if hopper && bytes <= 2 && pass == Pass::Forward && d_tile(d) == 64 => Some(shared_tiles(problem)),
+        Some(false) if hopper && bytes == 1 && d_tile(d) == 128 => Some(tiles_of_8_bits()),
         // With the causal mask, these spill.
         _ if mma_sync && pass == Pass::Forward && d_tile(d) == 128 && problem.get("causal") == Some(false) => {
             Some(Tiles::new(128, 32, 4, 2))
@@ -132,6 +134,13 @@ fn shared_tiles(problem: &Problem) -> Tiles {
         true => replicated(4, Tiles::new(64, 64, 4, 3)),
         false => replicated(3, Tiles::new(64, 128, 4, 2)),
     })
+}
+
+/// The tiles of the forward kernel of 8-bit floats with d = 128: taking turns on the tensor cores, which need half of the time of
+/// bf16, costs more than it gives (`harness/records/2026-11-30-h200-attention-8-bit-tried.jsonl`).
+fn tiles_of_8_bits() -> Tiles {
+    let shared = persistent(replicated(2, Tiles::new(64, 128, 4, 3)));
+    Tiles { schedule: Schedule { pingpong: None, ..shared.schedule }, ..shared }
 }
 
 /// Tiles of bf16 and f16 on Hopper for sub-wave grids: smaller ones, which give more programs.
@@ -170,7 +179,7 @@ pub fn modified_tiles(
     has_score: bool,
     has_derivative: bool,
 ) -> Option<Tiles> {
-    if !matches!(target, Target::Nvptx(_)) || element_bytes != 2 {
+    if !matches!(target, Target::Nvptx(_)) || element_bytes > 2 {
         return None;
     }
     if !is_hopper(target) {
@@ -222,7 +231,11 @@ pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     // The rows that a program owns are distributed to its warps; it loops over the others.
     let (own, other) = if pass == Pass::Dkdv { (k_tile, q_tile) } else { (q_tile, k_tile) };
     let (warps, is_sub_wave) = (num_warps as usize, problem.get("sub_wave") == Some(true));
-    let is_wide = problem.dtypes.first().is_some_and(|dtype| dtype.bytes() > 2);
+    let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
+    let is_wide = bytes > 2;
+    if bytes == 1 && q_tile.max(k_tile) > SCALED_ROWS {
+        return false;
+    }
     let is_wgmma_f32 = schedule.wgmma_f32 == Some(true);
     if replicas > 1 {
         // The warpgroups of a block share its registers.

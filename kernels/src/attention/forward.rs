@@ -2,10 +2,13 @@
 
 use super::backward_rows::row_block;
 use super::config::{Pass, default_config, is_sub_wave, keep};
-use super::loops::{CachedRows, KeyLoop, PackedRows, assume_entries, batch_and_split, parts_of_keys};
+use super::eight_bit::{in_fragment_order, is_8_bit_float};
+use super::loops::{
+    BlockScales, CachedRows, KeyLoop, PackedRows, SCALED_ROWS, assume_entries, batch_and_split, descaled, not_negative,
+    parts_of_keys,
+};
 use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
-use tilewright_codegen::ir::DType;
 use tilewright_runtime::prelude::*;
 
 /// Attention forward with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
@@ -19,13 +22,14 @@ use tilewright_runtime::prelude::*;
 /// |---|---|
 /// | q | [batch, heads, n_q, d] |
 /// | k | [batch, heads / group, n_k, d]; with `table` [pages, heads / group, n_k, d] |
-/// | v | as k, with d_v |
+/// | v | as k, with d_v; for q of 8 bits [batch, heads / group, v_rows, d_v], its rows in the order of [`in_fragment_order`] and zeros beyond n_k |
 /// | o | [batch, heads, n_q, d_v] |
 /// | lse (L) | [batch, heads, n_q], dense |
 /// | sinks | [heads] |
 /// | lengths | [batch], the number of keys of each batch entry; without it n_k |
 /// | table | [batch, most], the pages of each entry |
-/// | k_descale, v_descale | [heads / group], dequantization scales: keys and values are the elements of k and v times them |
+/// | q_descale | [batch, heads, ⌈n_q / 128⌉], dequantization scales of blocks of 128 rows, or one for all rows: queries are the elements of q times them |
+/// | k_descale, v_descale | [batch, heads / group, ⌈n_k / 128⌉], the same of keys and values: blocks beside q of 8 bits only; for blocks of values their binary logarithms, where those of −∞ are zeros |
 ///
 /// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends
 /// in the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
@@ -37,7 +41,7 @@ use tilewright_runtime::prelude::*;
 /// pages that are not there are zeros.
 ///
 /// `C` is the element type of k and v: that of q, or in a cache 8-bit floats, which are converted to it. `R` is that of O: that of
-/// q, or f32 for split results. With `split_rows` above 0, each loop
+/// q, or f32 for split results. With q of 8-bit floats, so is P. With `split_rows` above 0, each loop
 /// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
 /// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
@@ -74,17 +78,18 @@ use tilewright_runtime::prelude::*;
 )]
 #[kernel(grid = grid([cdiv(n_q * pack, q_tile * replicas), heads / pack, entries], persistent, programs, replicas))]
 #[alias(part_rows = split_rows)]
-pub fn flash_attention_fwd<T: Float, R: Float, C: Dtype>(
+pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
     q: Tensor<T, (batch, heads, n_q, d)>,
     k: Tensor<C, (entries_kv, heads_kv, n_k, d)>,
-    v: Tensor<C, (entries_kv, heads_kv, n_k, d_v)>,
+    v: Tensor<C, (entries_kv, heads_kv, v_rows, d_v)>,
     o: TensorMut<R, (entries, heads, n_q, d_v)>,
     lse: Out<f32>,
     #[given = false] sinks: Option<In<f32>>,
     #[given = false] lengths: Option<In<i32>>,
     #[given = false] table: Option<Tensor<i32, (batch, most)>>,
-    #[given = false] k_descale: Option<In<f32>>,
-    #[given = false] v_descale: Option<In<f32>>,
+    #[given = false] q_descale: Option<Tensor<f32, (batch, heads, q_blocks)>>,
+    #[given = false] k_descale: Option<Tensor<f32, (batch, heads_kv, k_blocks)>>,
+    #[given = false] v_descale: Option<Tensor<f32, (batch, heads_kv, k_blocks)>>,
     tiles_taken: InOut<i32>,
     mask_data: In<i32>,
     score_data: In<f32>,
@@ -113,6 +118,9 @@ pub fn flash_attention_fwd<T: Float, R: Float, C: Dtype>(
     #[constexpr = 0]
     #[heuristic(if table_given { n_k } else { 0 })]
     page: usize,
+    #[constexpr = false]
+    #[heuristic(k_descale_given && k_blocks > 1)]
+    block_scales: bool,
     #[constexpr = ieee] precision: Precision,
     #[constexpr = 0] split_rows: usize,
     #[constexpr = DENSE] mask: &'static MaskMod,
@@ -123,9 +131,14 @@ pub fn flash_attention_fwd<T: Float, R: Float, C: Dtype>(
     static_assert(table.is_none() || lengths.is_some(), "a table takes lengths");
     static_assert(
         C::dtype() == T::dtype() || lengths.is_some() && is_8_bit_float(C::dtype()),
-        "keys of another type are 8-bit floats in a cache",
+        "C is T, or beside `lengths` (a cache) an 8-bit float",
     );
     static_assert(lengths.is_none() || !even_keys, "lengths are no multiples of k_tile");
+    let is_8_bit = is_8_bit_float(T::dtype());
+    static_assert(!is_8_bit || lengths.is_none(), "8-bit queries take no cache");
+    static_assert(is_8_bit || !block_scales, "blocks of rows have scales of their own beside 8-bit queries");
+    static_assert(q_descale.is_none() || pack == 1, "queries of packed heads have no scales");
+    static_assert(k_descale.is_some() == v_descale.is_some(), "keys and values both have scales, or neither has");
     static_assert(
         pack == 1 || pack == group && mask.ignores_head() && score.ignores_head(),
         "pack is 1 or group, with modifiers that ignore the head",
@@ -136,7 +149,17 @@ pub fn flash_attention_fwd<T: Float, R: Float, C: Dtype>(
     if table.is_none() {
         assume(k.dim(0) == q.dim(0));
     }
+    if is_8_bit {
+        assume(v.dim(2) >= k.dim(2));
+    } else {
+        assume(v.dim(2) == k.dim(2));
+    }
     let most_keys = if let Some(table) = table { table.dim(1) * n_k } else { n_k };
+    if block_scales {
+        if let Some(scales) = k_descale {
+            assume(scales.dim(2) == cdiv(most_keys, SCALED_ROWS));
+        }
+    }
     assume_entries(o.dim(0), q.dim(0), most_keys, split_rows);
     assume_group(q.dim(1), k.dim(1), group);
     let (rows_of_all, replica) = (q_tile * replicas, program_id(0) % replicas);
@@ -159,12 +182,30 @@ pub fn flash_attention_fwd<T: Float, R: Float, C: Dtype>(
         let packed = (pack > 1).then(|| PackedRows { head, rows: first_row + arange(0, q_tile), pack, n_q });
         let qt = match packed {
             None => load(q_block, boundary_check = boundary_dims(true, padded), padding = zero),
-            Some(rows) => load(rows.of(q.index([batch]), d_tile), mask = rows.mask(d, d_tile), other = 0.0),
+            Some(rows) => {
+                let zero = scalar::<f32>(0.0).to::<T>();
+                load(rows.of(q.index([batch]), d_tile), mask = rows.mask(d, d_tile), other = zero)
+            }
         };
         let site = Site { batch, head, n_q, n_k, most_keys, causal };
         let (rows, all_rows) = match packed {
             None => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
             Some(rows) => (rows.positions(), (row_of_all / pack, (rows_of_all - 1) / pack + 2)),
+        };
+        let of_head = |scales: TensorPtr<f32>, head: Scalar<i32>| BlockScales(scales.index([batch, head]));
+        let [k_scales, v_scales] = [k_descale, v_descale].map(|scales| scales.map(|scales| of_head(scales, kv_head)));
+        let of_q = match q_descale {
+            Some(q_descale) => not_negative(of_head(q_descale, head).of_tile(first_row / q_tile, q_tile)),
+            None => scalar::<f32>(1.0),
+        };
+        let mut scale = scale;
+        let (descale, v_descale) = if block_scales {
+            (k_scales.zip(v_scales).map(|(k, v)| ([k, v], of_q)), None)
+        } else {
+            if let Some(k) = k_scales {
+                scale = descaled(scale, of_q * not_negative(k.of_all()));
+            }
+            (None, v_scales)
         };
         let keys = KeyLoop {
             q: qt,
@@ -175,41 +216,45 @@ pub fn flash_attention_fwd<T: Float, R: Float, C: Dtype>(
             k_boundary: boundary_dims(!even_keys, padded),
             v_boundary: boundary_dims(!even_keys, v_padded),
             cached,
-            k_descale: k_descale.map(|k_descale| load(k_descale + kv_head)),
             precision,
             scale,
+            descale,
             replicas,
         };
         let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
         let args = MaskArgs { number: mask_number, data: mask_data, site };
         let parts = parts_of_keys(mask, args, rows, all_rows, k_tile, even_keys, split);
+        let sinks = sinks.map(|sinks| match packed {
+            None => load(sinks + head).broadcast_to([q_tile]),
+            Some(rows) => load(sinks + rows.heads()),
+        });
         // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
         // exponent −∞.
         let (no_max, no_total) = (full::<f32>([q_tile], f32::MIN), zeros::<f32>([q_tile]));
-        let (first_max, first_total) = if let Some(sinks) = sinks {
-            let sink = match packed {
-                None => load(sinks + head).broadcast_to([q_tile]),
-                Some(rows) => load(sinks + rows.heads()),
-            };
-            // Finite, as below: above 2^127 the product may be infinite.
-            let sink = minimum(sink * std::f32::consts::LOG2_E, f32::MAX, propagate_nan = true);
-            let sink_max = maximum(sink, no_max);
-            let is_first = split.is_first();
-            (where_(is_first, sink_max, no_max), where_(is_first, exp2(sink - sink_max), no_total))
-        } else {
-            (no_max, no_total)
-        };
-        let state = (zeros::<f32>([q_tile, d_v_tile]), first_max, first_total);
+        let units = (scalar::<f32>(0.0), scalar::<f32>(-126.0));
+        let state = (zeros::<f32>([q_tile, d_v_tile]), no_max, no_total, units);
         let state = keys.run(parts, modify.as_ref(), state, |state, tiles| {
             let scores = tiles.scores.keep(tiles.scores.modified().scores, f32::NEG_INFINITY);
-            online_softmax(state, scores, tiles.v, tiles.scale2, precision)
+            online_softmax(state, scores, tiles.v, tiles.v_scale, tiles.scale2, precision)
         });
-        let (acc, row_max, total) = state;
+        let (mut acc, mut row_max, mut total, (unit, _)) = state;
+        if let Some(sinks) = sinks {
+            // After the keys: weights of narrow types, relative to a sink that is much larger than the scores, would be 0. Finite, as
+            // the maximum is: above 2^127 the product may be infinite.
+            let sink = minimum(sinks * std::f32::consts::LOG2_E, f32::MAX, propagate_nan = true);
+            let is_first = split.is_first();
+            let with_sink = where_(is_first, maximum(sink, row_max), row_max);
+            let factor = exp2(row_max - with_sink);
+            acc = acc * factor.expand_dims(1);
+            total = total * factor + where_(is_first, exp2(sink - with_sink), 0.0);
+            row_max = with_sink;
+        }
 
         // A row that saw no key has a sum of 0: O = 0 · 1, L = log₂ 0 = −∞.
         let divisor = where_(total == 0.0, 1.0, total);
         let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_v_tile]);
-        let factor = if let Some(v_descale) = v_descale { load(v_descale + kv_head) / divisor } else { 1.0 / divisor };
+        let unit = if let Some(v_descale) = v_descale { not_negative(v_descale.of_all()) } else { exp2(unit) };
+        let factor = unit / divisor;
         let o_tile = (acc * factor.expand_dims(1)).to::<R>();
         let lse_tile = (row_max + log2(total)) * std::f32::consts::LN_2;
         let first_lse = (entry * q.dim(1) + head).to::<i64>() * n_q;
@@ -333,37 +378,49 @@ pub(super) fn assume_group(heads: Scalar<i32>, heads_kv: Scalar<i32>, group: usi
     assume(heads.to::<i64>() == heads_kv.to::<i64>() * group as i64);
 }
 
-/// One step of the online softmax, whose state is `acc` = Σ p V, the running maximum `row_max`, and `total` = Σ p, where p =
-/// 2^(scale2 · score − row_max): adds a tile of scores and values.
+/// One step of the online softmax, whose state is `acc` = Σ p V / 2^unit, the running maximum `row_max`, `total` = Σ p, and `units`, the unit
+/// and the least one, where p = 2^(scale2 · score − row_max): adds a tile of scores and values, whose scale is 2^`v_scale`.
+///
+/// The unit is that of the last tile of values, but at least 2⁻⁸⁰ of the largest one so far: of smaller values nothing is left in the
+/// sum, and a smaller unit would take `acc` beyond the range of f32.
+///
+/// Of 8 bits, p is at most 2⁸, so that smaller ones keep their bits (the largest number is 448, the smallest 2⁻⁹).
 ///
 /// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be. With values of up to
 /// 64 columns, where arithmetic takes longer than the dots, it moves only if p would exceed 2⁸ otherwise (f16 reaches 2¹⁶), so that most
 /// tiles of a warp leave `acc` as it is (FlashAttention-4, `flash_attn/cute/softmax.py`). Wider heads are slower with it
 /// (`harness/records/2026-11-28-h200-attention-rescale.jsonl` and `…-tried.jsonl`).
 #[device_fn]
-fn online_softmax<T: Float>(
-    state: (Tile<f32>, Tile<f32>, Tile<f32>),
+fn online_softmax<T: Dtype>(
+    state: (Tile<f32>, Tile<f32>, Tile<f32>, (Scalar<f32>, Scalar<f32>)),
     scores: Tile<f32>,
     v: Tile<T>,
+    v_scale: Option<Scalar<f32>>,
     scale2: Scalar<f32>,
     precision: Precision,
-) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
-    let (acc, prev_max, total) = state;
-    let is_lazy = acc.shape()[1] <= 64;
+) -> (Tile<f32>, Tile<f32>, Tile<f32>, (Scalar<f32>, Scalar<f32>)) {
+    let (acc, prev_max, total, units) = state;
+    let is_8_bit = is_8_bit_float(T::dtype());
+    let is_lazy = acc.shape()[1] <= 64 && !is_8_bit;
     let tile_max = max(scores, axis = 1) * scale2;
+    let tile_max = if is_8_bit { tile_max - 8.0 } else { tile_max };
     let row_max =
         if is_lazy { where_(tile_max - prev_max > 8.0, tile_max, prev_max) } else { maximum(prev_max, tile_max) };
     let p = exp2(scores * scale2 - row_max.expand_dims(1));
     let factor = exp2(prev_max - row_max);
-    let column = factor.expand_dims(1);
+    let (mut units, mut column) = (units, factor);
+    if let Some(v_scale) = v_scale {
+        let (prev_unit, least) = units;
+        let least = maximum(least, minimum(v_scale, 128.0) - 80.0);
+        let unit = maximum(v_scale, least, propagate_nan = true);
+        column = factor * exp2(prev_unit - unit);
+        units = (unit, least);
+    }
+    let column = column.expand_dims(1);
     let acc = if is_lazy { rescale(acc, column) } else { acc * column };
-    let acc = dot(p.to::<T>(), v, acc = acc, input_precision = precision);
-    (acc, row_max, total * factor + sum(p, axis = 1))
-}
-
-/// Whether elements of this type may be in a cache beside queries of another one.
-pub(super) fn is_8_bit_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
+    let weights = if is_8_bit { in_fragment_order(p.to::<T>(), 1) } else { p.to::<T>() };
+    let acc = dot(weights, v, acc = acc, input_precision = precision);
+    (acc, row_max, total * factor + sum(p, axis = 1), units)
 }
 
 /// The grid of the forward kernel, for tiles of all programs that share a block.

@@ -2,11 +2,11 @@
 
 use super::backward_rows::DQ_SUM_ROWS;
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster, ordered_is_faster};
-use super::forward::is_8_bit_float;
+use super::eight_bit::{Transposed, is_8_bit_float, scaled_blocks};
 use super::modifiers::{ALIBI, DOCUMENTS, Mask, PREFIX, RELATIVE, SOFTCAP, SOFTCAP_ALIBI, Score, WINDOW};
 use super::passes::{RowVectors, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit, combine_tiles};
-use crate::tensor::{self, FloatElement};
+use crate::tensor::{self, FloatElement, OperandElement};
 use std::fmt::Display;
 use std::ptr;
 use tilewright_runtime::Stream;
@@ -54,6 +54,8 @@ pub struct Options<'a> {
     pub sinks: Option<View<'a, f32>>,
     /// Keys and values in a cache, for the forward pass.
     pub cache: Option<Cache<'a>>,
+    /// Dequantization scales of 8-bit floats, for the forward pass; 1 by default.
+    pub descale: Option<Descale<'a>>,
     /// Factor of the scores, positive; 1/√d by default.
     pub scale: Option<f32>,
     /// Precision of dots of f32 operands: by default tf32x3 on a GPU and IEEE on the CPU. Dots of other types are exact
@@ -87,14 +89,38 @@ pub struct Cache<'a> {
     /// page in column ⌊j / rows⌋ (paged attention: Kwon and others, 2023). A page that is not there counts as zeros. Without a
     /// table, k and v are [batch, heads_kv, most keys, d]. Loops are split by the keys that there is room for.
     pub table: Option<tensor::Tensor<'a, i32, 2>>,
-    /// Dequantization scales of keys and of values, f32 [heads_kv] each: keys are the elements of k times them. 1 by default.
-    pub descale: Option<[View<'a, f32>; 2]>,
+}
+
+/// Dequantization scales of 8-bit floats: queries, keys and values are the elements of q, k and v times them. A negative one gives NaN;
+/// without scales they are 1.
+///
+/// [batch, heads, blocks], with a scale for each block of 128 rows, as [`quantize`](super::quantize()) makes them, or one for all rows, as in a
+/// cache. A stride of 0 repeats a scale.
+#[derive(Clone, Copy)]
+pub struct Descale<'a> {
+    pub q: Option<tensor::Tensor<'a, f32, 3>>,
+    /// As many blocks as `v`.
+    pub k: tensor::Tensor<'a, f32, 3>,
+    pub v: tensor::Tensor<'a, f32, 3>,
+}
+
+impl<'a> Descale<'a> {
+    /// One scale for each head of k and of v, the same for all batch entries.
+    ///
+    /// # Errors
+    /// Other numbers of scales than that of k.
+    pub fn per_head(batch: usize, k: View<'a, f32>, v: View<'a, f32>) -> Result<Descale<'a>> {
+        let heads = k.len();
+        let of_heads = |scales| tensor::Tensor::strided(scales, [batch, heads, 1], [0, 1, 0]);
+        expect(v.len() == heads, "v_descale", format_args!("as many scales as `k_descale`, {heads}"), v.len())?;
+        Ok(Descale { q: None, k: of_heads(k)?, v: of_heads(v)? })
+    }
 }
 
 impl<'a> Cache<'a> {
-    /// A cache without pages, of elements that are not scaled.
+    /// A cache without pages.
     pub fn new(lengths: View<'a, i32>) -> Cache<'a> {
-        Cache { lengths, table: None, descale: None }
+        Cache { lengths, table: None }
     }
 }
 
@@ -182,7 +208,7 @@ fn unpaged(k: [usize; 4], options: &Options) -> [usize; 4] {
 /// Largest number of rows: tile indices and causal differences stay well within i32.
 pub(super) const MAX_ROWS: usize = 1 << 30;
 /// Largest head dimension: a tile holds a whole row.
-const MAX_D: usize = 256;
+pub(super) const MAX_D: usize = 256;
 
 /// Fails unless the argument is valid.
 pub(super) fn expect(is_valid: bool, name: &'static str, expected: impl Display, found: impl Display) -> Result<()> {
@@ -209,13 +235,14 @@ impl<'a> Problem<'a> {
     ) -> Result<Problem<'a>> {
         let p = Problem::new::<T, T>(device, [q, k, v].map(|x| x.shape()), options)?;
         expect(options.cache.is_none(), "cache", "none: attention of a cache has no backward pass", "a cache")?;
+        expect(options.descale.is_none(), "descale", "none: 8-bit floats have no backward pass", "scales")?;
         expect_shape("o", o.shape(), o_shape(q, v))?;
         expect_shape("d_o", d_o.shape(), o_shape(q, v))?;
         expect_len("lse", lse.len(), rows(q.shape()), ", one per row of q")?;
         Ok(p)
     }
 
-    fn new<T: Element, C: Element + Dtype>(
+    fn new<T: Element + Dtype, C: Element + Dtype>(
         device: &'a Device,
         [q, k, v]: [[usize; 4]; 3],
         options: &'a Options<'a>,
@@ -223,14 +250,16 @@ impl<'a> Problem<'a> {
         let [batch, heads, n_q, d] = q;
         let [_, heads_kv, n_k, _] = unpaged(k, options);
         let d_v = v[3];
-        let is_valid = C::DTYPE == T::DTYPE || options.cache.is_some() && is_8_bit_float(C::dtype());
+        let (is_8_bit, has_cache) = (is_8_bit_float(T::dtype()), options.cache.is_some());
+        let is_valid = C::DTYPE == T::DTYPE || has_cache && is_8_bit_float(C::dtype());
         let expected = format_args!("elements of type {}, as for q; beside a cache also 8-bit floats", T::DTYPE.name());
         expect(is_valid, "k", expected, C::DTYPE.name())?;
+        expect(!(is_8_bit && has_cache), "q", "elements of f16, bf16 or f32 beside a cache", T::DTYPE.name())?;
         for (name, d, shape) in [("q", d, q), ("v", d_v, v)] {
             let found = format_args!("shape {shape:?}");
             expect((1..=MAX_D).contains(&d), name, format_args!("a head dimension of 1 to {MAX_D}"), found)?;
         }
-        if let Some(Cache { lengths, table, descale }) = options.cache {
+        if let Some(Cache { lengths, table }) = options.cache {
             expect(
                 lengths.len() == batch,
                 "lengths",
@@ -239,10 +268,6 @@ impl<'a> Problem<'a> {
             )?;
             let rows = table.map_or(batch, |table| table.shape()[0]);
             expect(rows == batch, "table", format_args!("a row for each of {batch} batch entries"), rows)?;
-            for (name, scales) in ["k_descale", "v_descale"].into_iter().zip(descale.into_iter().flatten()) {
-                let expected = format_args!("a scale for each of {heads_kv} heads of k");
-                expect(scales.len() == heads_kv, name, expected, format_args!("{} scales", scales.len()))?;
-            }
             let is_documents = ptr::eq(options.mask.function, &DOCUMENTS);
             expect(
                 !is_documents,
@@ -250,6 +275,15 @@ impl<'a> Problem<'a> {
                 "no packed sequences beside a cache, whose entries have their own lengths",
                 "some",
             )?;
+        }
+        if let Some(descale) = options.descale {
+            let expected = "8-bit floats, which have scales";
+            expect(is_8_bit_float(C::dtype()), "k", expected, C::DTYPE.name())?;
+            expect(is_8_bit || descale.q.is_none(), "q", expected, T::DTYPE.name())?;
+            let has_blocks = descale.k.shape()[2] > 1;
+            let expected = "one scale for all rows of a head, beside a cache";
+            expect(is_8_bit || !has_blocks, "k_descale", expected, format_args!("{}", descale.k.shape()[2]))?;
+            expect_descale(descale, [batch, heads, n_q], [batch, heads_kv, n_k])?;
         }
         let is_paged = options.cache.is_some_and(|cache| cache.table.is_some());
         let [pages, _, rows, _] = k;
@@ -281,6 +315,26 @@ impl<'a> Problem<'a> {
         let (d, pack) = (d.max(d_v), packed_heads(q, k, options));
         Ok(Problem { device, options, d, pack, causal, scale, precision, form, mask_data, score_data })
     }
+}
+
+/// Checks the shapes of scales, of queries [batch, heads, rows] and of keys of these extents.
+fn expect_descale(Descale { q: of_q, k: of_k, v: of_v }: Descale, q: [usize; 3], k: [usize; 3]) -> Result<()> {
+    let scales = [("q_descale", of_q, q), ("k_descale", Some(of_k), k), ("v_descale", Some(of_v), k)];
+    for (name, scales, [batch, heads, rows]) in scales {
+        let Some(scales) = scales else { continue };
+        let (found, blocks) = (scales.shape(), scaled_blocks(rows));
+        let of_blocks = if blocks > 1 { format!(" or {blocks}") } else { String::new() };
+        let expected = format_args!("scales of {batch} batch entries × {heads} heads × 1{of_blocks} blocks of rows");
+        let is_valid = [[batch, heads, blocks], [batch, heads, 1]].contains(&found);
+        expect(is_valid, name, expected, format_args!("{} × {} × {}", found[0], found[1], found[2]))?;
+    }
+    let [blocks_k, blocks_v] = [of_k, of_v].map(|scales| scales.shape()[2]);
+    expect(
+        blocks_k == blocks_v,
+        "v_descale",
+        format_args!("scales of {blocks_k} blocks of rows, as `k_descale`"),
+        blocks_v,
+    )
 }
 
 /// Checks the arguments of the masks that are known here: those of others are bounded by what their launch reads.
@@ -346,15 +400,18 @@ pub fn relative_bias_len(n_q: usize, n_k: usize) -> usize {
 /// [`flash_attention_fwd`](super::forward::FlashAttentionFwd) defines them. O is dense [batch, heads, n_q, d_v], and L
 /// [batch, heads, n_q].
 ///
+/// Of q, k and v in 8-bit floats (`F8E4M3`, `F8E5M2`), possibly with scales ([`Options::descale`]), the matrix instructions multiply 8-bit
+/// numbers where the target has them, and O is bf16. V is first copied, transposed.
+///
 /// # Errors
 /// Shapes that do not match; launch errors.
-pub fn forward<T: FloatElement, C: Element + Dtype>(
+pub fn forward<T: OperandElement, C: Element + Dtype>(
     device: &Device,
     q: Tensor<T>,
     k: Tensor<C>,
     v: Tensor<C>,
     options: &Options,
-) -> Result<(Buffer<T>, Buffer<f32>)> {
+) -> Result<(Buffer<T::Result>, Buffer<f32>)> {
     Problem::new::<T, C>(device, [q.shape(), k.shape(), v.shape()], options)?;
     let (shape, needed) = (o_shape(&q, &v), forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), options));
     let mut o = Buffer::uninit(device, shape.iter().product())?;
@@ -401,7 +458,7 @@ const MAX_PACKED: usize = 16;
 fn packed_heads([_, heads, n_q, _]: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let are_alike = options.mask.function.ignores_head() && options.score.function.ignores_head();
     let is_group = k[1] > 0 && heads.is_multiple_of(k[1]);
-    let fits = n_q.saturating_mul(heads) <= MAX_ROWS;
+    let fits = n_q.saturating_mul(heads) <= MAX_ROWS && options.descale.is_none_or(|descale| descale.q.is_none());
     if are_alike && is_group && fits && (1..=MAX_PACKED).contains(&n_q) { (heads / k[1]).max(1) } else { 1 }
 }
 
@@ -415,13 +472,13 @@ pub(super) fn product(extents: &[usize]) -> usize {
 ///
 /// # Errors
 /// As [`forward`].
-pub fn forward_into<T: FloatElement, C: Element + Dtype>(
+pub fn forward_into<T: OperandElement, C: Element + Dtype>(
     device: &Device,
     q: Tensor<T>,
     k: Tensor<C>,
     v: Tensor<C>,
-    mut o: TensorMut<T>,
-    mut lse: ViewMut<f32>,
+    o: TensorMut<T::Result>,
+    lse: ViewMut<f32>,
     workspace: ViewMut<f32>,
     options: &Options,
 ) -> Result<()> {
@@ -430,13 +487,34 @@ pub fn forward_into<T: FloatElement, C: Element + Dtype>(
     expect_len("lse", lse.len(), rows(q.shape()), ", one per row of q")?;
     let needed = forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), options);
     expect_len("workspace", workspace.len(), needed, "")?;
-    let split = forward_split::<T>(device, q.shape(), k.shape(), options);
+    if !is_8_bit_float(T::dtype()) {
+        return launch_split_forward(&p, q, [k, v], o, lse, workspace);
+    }
+    let mut transposed = Transposed::uninit(&p, v.shape())?;
+    options.in_stream_order(device, || {
+        transposed.fill(&p, v)?;
+        let options = Options { descale: transposed.descale(options.descale)?, ..options.clone() };
+        let p = Problem { options: &options, ..p };
+        launch_split_forward(&p, q, [k, transposed.tensor()?], o, lse, workspace)
+    })
+}
+
+/// The forward pass, in splits where the grid would be sub-wave.
+fn launch_split_forward<T: OperandElement, C: Element + Dtype>(
+    p: &Problem,
+    q: Tensor<T>,
+    [k, v]: [Tensor<C>; 2],
+    mut o: TensorMut<T::Result>,
+    mut lse: ViewMut<f32>,
+    workspace: ViewMut<f32>,
+) -> Result<()> {
+    let split = forward_split::<T>(p.device, q.shape(), k.shape(), p.options);
     if !split.is_split() {
-        return launch_forward(&p, q, [k, v], &mut o, &mut lse, split);
+        return launch_forward(p, q, [k, v], &mut o, &mut lse, split);
     }
     let (mut partial_o, rest) = split_results(workspace, o_shape(&q, &v), split)?;
     let (mut partial_lse, _) = rest.split_at(rows(partial_o.shape()))?;
-    launch_forward(&p, q, [k, v], &mut partial_o, &mut partial_lse, split)?;
+    launch_forward(p, q, [k, v], &mut partial_o, &mut partial_lse, split)?;
     let [q_tile, split_tile] = combine_tiles(split, q.shape()[2], v.shape()[3]);
     FlashAttentionFwdCombine {
         partial_o: &partial_o.as_view(),
@@ -447,7 +525,7 @@ pub fn forward_into<T: FloatElement, C: Element + Dtype>(
         q_tile,
         split_tile,
     }
-    .launch_with(device, &options.launch_rows())
+    .launch_with(p.device, &p.options.launch_rows())
 }
 
 /// From the beginning of the workspace, a tensor for the results of the splits of a tensor of this shape; and the rest.

@@ -248,7 +248,7 @@ impl PackedRows {
 
     /// The rows of `x` [heads, n_q, d].
     #[device_fn]
-    pub fn of<T: Float>(self, x: TensorPtr<T>, d_tile: usize) -> PtrTile<T> {
+    pub fn of<T: Dtype>(self, x: TensorPtr<T>, d_tile: usize) -> PtrTile<T> {
         let row = self.heads().to::<i64>() * x.stride(0) + self.positions().to::<i64>() * x.stride(1);
         x.ptr() + row.expand_dims(1) + arange(0, d_tile).expand_dims(0).to::<i64>() * x.stride(2)
     }
@@ -294,9 +294,45 @@ impl<C: Dtype> CachedRows<C> {
     }
 }
 
+/// Rows of q, k and v that share a dequantization scale.
+pub const SCALED_ROWS: usize = 128;
+
+/// The dequantization scales of a head's blocks of [`SCALED_ROWS`] rows, f32 [blocks].
+#[derive(Clone, Copy)]
+pub(super) struct BlockScales(pub TensorPtr<f32>);
+
+impl BlockScales {
+    /// The scale of tile `i`, of `tile` rows.
+    #[device_fn]
+    pub fn of_tile(self, i: Scalar<i32>, tile: usize) -> Scalar<f32> {
+        static_assert(SCALED_ROWS.is_multiple_of(tile), "tiles of scaled rows must divide 128");
+        let block = i / (SCALED_ROWS / tile);
+        load(self.0.ptr() + maximum(minimum(block, self.0.dim(0) - 1), 0) * self.0.stride(0))
+    }
+
+    /// The scale of all rows; 1 where there are none.
+    #[device_fn]
+    pub fn of_all(self) -> Scalar<f32> {
+        load(self.0.ptr(), mask = self.0.dim(0) > 0, other = 1.0)
+    }
+}
+
+/// The factor of scores whose queries and keys have these dequantization scales, multiplied. Where it is 0 it becomes the smallest
+/// positive number, so that masked scores stay −∞: −∞ · 0 is NaN.
+#[device_fn]
+pub(super) fn descaled(scale: Scalar<f32>, descale: Scalar<f32>) -> Scalar<f32> {
+    maximum(scale * descale, f32::MIN_POSITIVE, propagate_nan = true)
+}
+
+/// A dequantization scale, NaN where it is negative.
+#[device_fn]
+pub(super) fn not_negative(descale: Scalar<f32>) -> Scalar<f32> {
+    where_(descale >= 0.0, descale, f32::NAN)
+}
+
 /// What all iterations over tiles of keys use.
 #[derive(Clone, Copy)]
-pub(super) struct KeyLoop<T: Float, C: Dtype> {
+pub(super) struct KeyLoop<T: Dtype, C: Dtype> {
     pub q: Tile<T>,
     /// [q_tile, 1].
     pub rows: Tile<i32>,
@@ -310,24 +346,26 @@ pub(super) struct KeyLoop<T: Float, C: Dtype> {
     pub v_boundary: &'static [usize],
     /// K and V in a cache, in place of `k` and `v`.
     pub cached: Option<[CachedRows<C>; 2]>,
-    /// Factor of the products with keys.
-    pub k_descale: Option<Scalar<f32>>,
     pub precision: Precision,
     pub scale: Scalar<f32>,
+    /// Dequantization scales of blocks of k, the logarithms of those of v, and the scale of q.
+    pub descale: Option<([BlockScales; 2], Scalar<f32>)>,
     pub replicas: usize,
 }
 
 /// The tiles of one iteration.
 #[derive(Clone, Copy)]
-pub(super) struct KeyTiles<'a, T: Float> {
+pub(super) struct KeyTiles<'a, T: Dtype> {
     pub k: Tile<T>,
     pub v: Tile<T>,
+    /// The binary logarithm of the dequantization scale of `v`.
+    pub v_scale: Option<Scalar<f32>>,
     pub scores: Scores<'a>,
     /// [`Rules::exponent_scale`].
     pub scale2: Scalar<f32>,
 }
 
-impl<T: Float, C: Dtype> KeyLoop<T, C> {
+impl<T: Dtype, C: Dtype> KeyLoop<T, C> {
     /// Calls `step` with `state` and the tiles of each iteration; it returns the next state.
     #[device_fn]
     pub fn run<S: Carried<Handle = S>>(
@@ -337,15 +375,15 @@ impl<T: Float, C: Dtype> KeyLoop<T, C> {
         state: S,
         step: impl Fn(S, KeyTiles<T>) -> S,
     ) -> S {
-        let KeyLoop { q, rows, k, v, k_tile, k_boundary, v_boundary, cached, k_descale, precision, .. } = self;
+        let KeyLoop { q, rows, k, v, k_tile, k_boundary, v_boundary, cached, descale, precision, .. } = self;
         let (scale, replicas) = (self.scale, self.replicas);
         parts.into_iter().fold(state, |state, part| {
             let (first, end) = part.tiles;
             let rules = Rules { mask: part.mask, modify, scale };
+            let hint = rules.split_hint();
             let mut state = state;
             let mut k_block = k.advance([first * k_tile, 0]);
             let mut v_block = v.advance([first * k_tile, 0]);
-            let (scale2, hint) = (rules.exponent_scale(), rules.split_hint());
             for i in range(first, end, split = hint, replicas = replicas) {
                 let (kt, vt) = match cached {
                     None => {
@@ -358,11 +396,19 @@ impl<T: Float, C: Dtype> KeyLoop<T, C> {
                     }
                 };
                 let (kt, vt) = (kt.to::<T>(), vt.to::<T>());
-                let product = dot(q, kt.trans(), input_precision = precision);
-                let product = if let Some(k_descale) = k_descale { product * k_descale } else { product };
+                let descale = descale.map(|([of_k, of_v], of_q)| {
+                    let of_k = not_negative(of_k.of_tile(i, k_tile));
+                    [of_q * of_k, of_v.of_tile(i, k_tile)]
+                });
+                let rules = match descale {
+                    Some([of_scores, _]) => Rules { mask: part.mask, modify, scale: descaled(scale, of_scores) },
+                    None => rules,
+                };
+                let product = dot(q, kt.trans(), input_precision = precision).to::<f32>();
                 let keys = (i * k_tile + arange(0, k_tile)).expand_dims(0);
                 let scores = Scores { dot: product, rows, keys, rules };
-                state = step(state, KeyTiles { k: kt, v: vt, scores, scale2 });
+                let (v_scale, scale2) = (descale.map(|[_, of_v]| of_v), rules.exponent_scale());
+                state = step(state, KeyTiles { k: kt, v: vt, v_scale, scores, scale2 });
                 k_block = k_block.advance([k_tile, 0]);
                 v_block = v_block.advance([k_tile, 0]);
             }

@@ -17,6 +17,7 @@ pub mod backward;
 pub mod backward_rows;
 pub mod config;
 pub mod documents;
+pub mod eight_bit;
 pub mod forward;
 mod launch;
 mod loops;
@@ -29,9 +30,10 @@ pub mod sinks;
 pub mod split_kv;
 
 pub use config::Tiles;
+pub use eight_bit::{Quantized, quantize, quantize_into};
 pub use launch::{
-    Backward, Cache, Gradients, Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace,
-    forward, forward_into, forward_workspace, relative_bias_len,
+    Backward, Cache, Descale, Gradients, Options, Saved, Tensor, TensorMut, backward, backward_into,
+    backward_workspace, forward, forward_into, forward_workspace, relative_bias_len,
 };
 pub use modifiers::{Mask, Score};
 pub use relative::{relative_bias_gradient, relative_bias_gradient_into, relative_bias_workspace};

@@ -5,8 +5,9 @@ use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess, FlashAtten
 use super::config::{Pass, Tiles, adds_lanes_first, decoding_tiles, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
 use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect};
+use super::loops::SCALED_ROWS;
 use super::split_kv::{KvSplit, MIN_SPLIT_ROWS};
-use crate::tensor::FloatElement;
+use crate::tensor::{FloatElement, OperandElement};
 use tilewright_codegen::target::GpuArch;
 use tilewright_runtime::prelude::*;
 
@@ -35,6 +36,9 @@ impl Problem<'_> {
             // So they divide the rows of every split.
             let fits = !split.is_split() || [q_tile, k_tile].iter().all(|&tile| MIN_SPLIT_ROWS.is_multiple_of(tile));
             let expected = format_args!("tile sizes that divide {MIN_SPLIT_ROWS}, since the loop is split");
+            expect(fits, "tiles", expected, format_args!("{q_tile} × {k_tile}"))?;
+            let fits = options.descale.is_none() || q_tile.max(k_tile) <= SCALED_ROWS;
+            let expected = format_args!("tile sizes of at most {SCALED_ROWS}, the rows of a scale");
             expect(fits, "tiles", expected, format_args!("{q_tile} × {k_tile}"))?;
         }
         Ok(tiles)
@@ -75,7 +79,7 @@ macro_rules! launch {
 }
 
 /// Launches the forward kernel: O and L, or those of each split.
-pub(super) fn launch_forward<T: FloatElement, R: FloatElement, C: Element + Dtype>(
+pub(super) fn launch_forward<T: OperandElement, R: FloatElement, C: Element + Dtype>(
     p: &Problem,
     q: Tensor<T>,
     [k, v]: [Tensor<C>; 2],
@@ -86,12 +90,11 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement, C: Element + Dtyp
     let [batch, heads, n_q, _] = q.shape();
     // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
     let tuned_may = p.device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
-        && T::DTYPE.size() == 2
+        && T::DTYPE.size() <= 2
         && !is_sub_wave([batch, heads / p.pack], n_q * p.pack);
     let given = p.given_tiles::<T, C>(Pass::Forward, split, n_q)?;
     let may_persist = given.map_or(tuned_may, |tiles| tiles.persistent);
-    let cache = p.options.cache.as_ref();
-    let descale = cache.and_then(|cache| cache.descale.as_ref());
+    let (cache, descale) = (p.options.cache.as_ref(), p.options.descale.as_ref());
     with_counters(p, usize::from(may_persist), |tiles_taken| {
         launch!(FlashAttentionFwd, given, p, split, (q, k, v), {
             o,
@@ -99,8 +102,9 @@ pub(super) fn launch_forward<T: FloatElement, R: FloatElement, C: Element + Dtyp
             sinks: p.options.sinks.as_ref().map(|sinks| sinks as _),
             lengths: cache.map(|cache| &cache.lengths as _),
             table: cache.and_then(|cache| cache.table.as_ref()).map(|table| table as _),
-            k_descale: descale.map(|[k, _]| k as _),
-            v_descale: descale.map(|[_, v]| v as _),
+            q_descale: descale.and_then(|descale| descale.q.as_ref()).map(|q| q as _),
+            k_descale: descale.map(|descale| &descale.k as _),
+            v_descale: descale.map(|descale| &descale.v as _),
             tiles_taken,
             programs: p.device.info().compute_units.max(1) as i32,
             replicas: tuned(),

@@ -38,10 +38,13 @@ fn extents(batch: usize, heads: usize, group: usize, n: usize, d: usize) -> Hash
         ("entries", batch),
         ("entries_kv", batch),
         ("most", 1),
+        ("q_blocks", 1),
+        ("k_blocks", 1),
         ("heads", heads),
         ("heads_kv", heads_kv),
         ("n_q", n),
         ("n_k", n),
+        ("v_rows", n),
         ("d", d),
         ("d_v", d),
     ];

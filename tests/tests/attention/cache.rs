@@ -3,7 +3,7 @@
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::reference::Modifiers;
-use tilewright::kernels::attention::{Cache, Options, Tensor, Tiles, backward, forward};
+use tilewright::kernels::attention::{Cache, Descale, Options, Tensor, Tiles, backward, forward};
 use tilewright::prelude::{Buffer, Device, F8E4M3};
 use tilewright_tests::attention::{Layout, RELATIVE, SINKS};
 use tilewright_tests::attention_cache::{CacheCase, check_cache};
@@ -66,7 +66,7 @@ fn splits() {
     }
 }
 
-/// 8-bit floats, with scales, also of 0 and below.
+/// 8-bit floats, with scales, also of 0.
 #[test]
 fn other_types() {
     let case = CacheCase::new([4, 2], 3, [16, 24], LENGTHS, 70);
@@ -132,10 +132,11 @@ fn mistakes_say_what_is_expected() {
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
     }
     let bytes = Buffer::<F8E4M3>::zeros(&device, 1 << 12).unwrap();
-    let of_bytes = |cache| {
+    let of_scaled_bytes = |cache, descale| {
         let (q, k) = (tensor(keys), bytes.tensor(keys).unwrap());
-        forward(&device, q, k, k, &Options { cache, ..Options::default() }).err().map(|e| e.to_string())
+        forward(&device, q, k, k, &Options { cache, descale, ..Options::default() }).err().map(|e| e.to_string())
     };
+    let of_bytes = |cache| of_scaled_bytes(cache, None);
     let cache = Cache::new(lengths.slice(..2).unwrap());
     let error = of_bytes(None).expect("an error");
     assert!(
@@ -147,9 +148,24 @@ fn mistakes_say_what_is_expected() {
     let (q, k) = (tensor(keys), integers.tensor(keys).unwrap());
     let error = forward(&device, q, k, k, &Options { cache: Some(cache), ..Options::default() }).err().unwrap();
     assert!(error.to_string().contains("`k` expects elements of type f32"), "{error}");
-    let descale = [numbers.slice(..2).unwrap(), numbers.slice(..3).unwrap()];
-    let error = of_bytes(Some(Cache { descale: Some(descale), ..cache })).expect("an error");
-    assert!(error.contains("`v_descale` expects a scale for each of 2 heads of k, found 3 scales"), "{error}");
+    let scales = |n| numbers.slice(..n).unwrap();
+    let error = Descale::per_head(2, scales(2), scales(3)).err().unwrap().to_string();
+    assert!(error.contains("`v_descale` expects as many scales as `k_descale`, 2, found 3"), "{error}");
+    let per_head = |n| Some(Descale::per_head(2, scales(n), scales(n)).unwrap());
+    let error = of_scaled_bytes(Some(cache), per_head(3)).unwrap();
+    assert!(error.contains("`k_descale` expects scales of 2 batch entries × 2 heads × 1 blocks"), "{error}");
+    assert!(error.contains("found 2 × 3 × 1"), "{error}");
+    let blocks = numbers.tensor([2, 2, 3]).unwrap();
+    let long = [2, 2, 300, 16];
+    let options =
+        Options { cache: Some(cache), descale: Some(Descale { q: None, k: blocks, v: blocks }), ..Options::default() };
+    let many = Buffer::<F8E4M3>::zeros(&device, 2 * 2 * 300 * 16).unwrap();
+    let of_many = many.tensor(long).unwrap();
+    let error = forward(&device, tensor(keys), of_many, of_many, &options).err().unwrap().to_string();
+    assert!(error.contains("`k_descale` expects one scale for all rows of a head, beside a cache, found 3"), "{error}");
+    let options = Options { descale: per_head(2), ..Options::default() };
+    let error = forward(&device, tensor(keys), tensor(keys), tensor(keys), &options).err().unwrap().to_string();
+    assert!(error.contains("`k` expects 8-bit floats, which have scales, found f32"), "{error}");
     let (o, lse) = forward(&device, tensor(keys), tensor(keys), tensor(keys), &Options::default()).unwrap();
     let [q, k, v] = [keys; 3].map(tensor);
     let saved = tilewright::kernels::attention::Saved { q, k, v, o: o.tensor(keys).unwrap(), lse: lse.view(), d_o: q };

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod cache;
+mod eight_bit;
 mod interpreted;
 mod native;
 mod tiles;

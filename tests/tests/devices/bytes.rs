@@ -96,3 +96,64 @@ fn every_signed_byte() {
         assert_eq!(found, want.iter().map(|n| f32::from(*n)).collect::<Vec<_>>(), "{device}");
     }
 }
+
+/// Bytes that loops and branches carry, by as many threads that each has one of them to eight.
+#[kernel]
+fn carried(x: In<u8>, f: In<F8E4M3>, y: Out<u8>, g: Out<F8E5M2>, steps: i32, #[constexpr] tile: usize) {
+    let i = arange(0, tile);
+    let (mut a, mut b) = (load(x + i), load(f + i));
+    for k in range(0, steps) {
+        a = a ^ (3 + k).to::<u8>();
+        b = (b.to::<f32>() * 1.5).to::<F8E4M3>();
+    }
+    let mut left = steps;
+    while left > 0 {
+        a = a << 1 | a >> 7;
+        b = (b.to::<f32>() * -0.5).to::<F8E4M3>();
+        left -= 1;
+    }
+    if steps > 2 {
+        (a, b) = (a ^ 0x5a, (b.to::<f32>() + 0.25).to::<F8E4M3>());
+    }
+    store(y + i, a);
+    store(g + i, b.to::<F8E5M2>());
+}
+
+#[test]
+fn bytes_cross_loops_and_branches() {
+    for (tile, num_warps) in [(32usize, 1), (64, 1), (128, 1), (256, 1), (96, 1), (256, 8)] {
+        let x: Vec<u8> = (0..tile).map(|i| (i * 37 + 11) as u8).collect();
+        // Also NaN, zeros of both signs, subnormal numbers and the largest ones.
+        let f: Vec<F8E4M3> = x.iter().map(|&n| F8E4M3(n)).collect();
+        for steps in [0, 1, 5] {
+            let step = |n: u8| {
+                let n = (0..steps).fold(n, |n, k| n ^ (3 + k as u8)).rotate_left(steps as u32);
+                if steps > 2 { n ^ 0x5a } else { n }
+            };
+            let float = |n: F8E4M3| {
+                let grown = (0..steps).fold(n, |n, _| F8E4M3::from_f32(n.to_f32() * 1.5));
+                let small = (0..steps).fold(grown, |n, _| F8E4M3::from_f32(n.to_f32() * -0.5));
+                let last = if steps > 2 { F8E4M3::from_f32(small.to_f32() + 0.25) } else { small };
+                F8E5M2::from_f32(last.to_f32())
+            };
+            let want: (Vec<u8>, Vec<F8E5M2>) =
+                (x.iter().map(|&n| step(n)).collect(), f.iter().map(|&n| float(n)).collect());
+            for device in devices() {
+                let (mut y, mut g) =
+                    (Buffer::poisoned(&device, tile).unwrap(), Buffer::poisoned(&device, tile).unwrap());
+                let (x, f) = (Buffer::from_slice(&device, &x).unwrap(), Buffer::from_slice(&device, &f).unwrap());
+                Carried { x: &x, f: &f, y: &mut y, g: &mut g, steps, tile }
+                    .launch_with(&device, &LaunchConfig::new(1).num_warps(num_warps))
+                    .unwrap();
+                let what = format!("{device}, tiles of {tile}, {num_warps} warps, {steps} steps");
+                assert_eq!(y.to_vec().unwrap(), want.0, "{what}");
+                for (found, want) in g.to_vec().unwrap().into_iter().zip(&want.1) {
+                    assert!(
+                        found.0 == want.0 || found.to_f32().is_nan() && want.to_f32().is_nan(),
+                        "{what}: {found:?}, {want:?}"
+                    );
+                }
+            }
+        }
+    }
+}

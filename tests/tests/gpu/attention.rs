@@ -7,6 +7,7 @@ use tilewright::kernels::attention::reference::Modifiers;
 use tilewright::kernels::attention::{Options, Tiles};
 use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Layout, RELATIVE, SINKS, check};
+use tilewright_tests::attention_8_bit::{Scales, check_8_bit};
 use tilewright_tests::attention_cache::{CacheCase, check_cache};
 use tilewright_tests::numerics::TF32_TOLERANCE;
 
@@ -127,6 +128,31 @@ fn attention_with_a_relative_bias() {
     let case = Case::new(1500, 1500, 64).heads(1, 2, 1).dtype(DType::BF16);
     check(&gpu, case.modifiers(Modifiers { window: Some(200), ..RELATIVE }), &Options::default());
     check(&gpu, case.causal().layout(Layout::Gaps).modifiers(RELATIVE), &Options::default());
+}
+
+/// Products of 8 bits, with default tiles of small and large grids, and with those that share loads.
+#[test]
+fn attention_of_8_bit_floats() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in [DType::F8E4M3, DType::F8E5M2] {
+        for (n_q, n_k, d) in [(300, 400, 64), (1000, 129, 128), (70, 2000, 200), (1, 1, 16), (5000, 5000, 64)] {
+            let case = Case::new(n_q, n_k, d).heads(1, 8, 4).dtype(dtype);
+            for scales in [Scales::None, Scales::PerHead, Scales::PerBlock] {
+                check_8_bit(&gpu, case, scales, &Options::default());
+                check_8_bit(&gpu, case.causal().layout(Layout::Gaps), scales, &Options::default());
+            }
+        }
+    }
+    let case = Case::new(2100, 2100, 128).heads(1, 8, 4).dtype(DType::F8E4M3);
+    check_8_bit(&gpu, case, Scales::PerBlock, &Options::default());
+    let case = case.causal();
+    for modifiers in [
+        Modifiers { window: Some(300), softcap: Some(5.0), ..SINKS },
+        Modifiers { documents: Some(&[[0, 0], [100, 100], [1500, 1700], [2100, 2100]]), alibi: true, ..SINKS },
+        RELATIVE,
+    ] {
+        check_8_bit(&gpu, case.modifiers(modifiers), Scales::PerBlock, &Options::default());
+    }
 }
 
 #[test]

@@ -1,10 +1,29 @@
-//! Loops and branches: a tile that crosses them becomes one phi per register.
+//! Loops and branches: a tile that crosses them becomes one phi per register, and of bytes one per four registers: LLVM
+//! would combine single bytes to words in pairs of its own.
 
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{Op, OpId, Value};
 use std::rc::Rc;
 
 use super::emit::{OpenPhi, Val};
+
+/// Bytes of a word.
+const BYTES: usize = 4;
+
+/// A value that crosses the boundary of a block, in registers of this type.
+struct Crossing {
+    regs: Vec<Val>,
+    ty: &'static str,
+    is_packed: bool,
+}
+
+/// A parameter of a block with its phis, which are open.
+struct Carried {
+    param: Value,
+    regs: Vec<Val>,
+    phis: Vec<OpenPhi>,
+    is_packed: bool,
+}
 
 impl Lowering<'_> {
     fn terminator(&self, block: crate::ir::BlockId) -> &[Value] {
@@ -14,27 +33,49 @@ impl Lowering<'_> {
         }
     }
 
-    /// Opens one phi per register of `init` for the value `v`.
-    fn carry(&mut self, v: Value, init: &[Val], from: &str, phis: &mut Vec<Vec<OpenPhi>>) {
-        let ty = self.func.ty(v).elem().map_or("i32", llvm_type);
-        let mut regs = Vec::new();
-        let mut open = Vec::new();
-        for value in init {
-            let (reg, phi) = self.e.open_phi(ty, value, from);
-            regs.push(reg);
-            open.push(phi);
-        }
+    /// The registers of values as they cross the boundary of a block: bytes in words of four.
+    fn crossing(&mut self, values: &[Value]) -> Vec<Crossing> {
+        let crossing = |&v: &Value| {
+            let (regs, ty) = (self.regs(v), self.func.ty(v).elem().map_or("i32", llvm_type));
+            let is_packed = ty == "i8" && regs.len().is_multiple_of(BYTES);
+            let words = |this: &mut Self| regs.chunks(BYTES).map(|four| this.pack_elements(four, ty, "i32")).collect();
+            let regs = if is_packed { words(self) } else { regs.to_vec() };
+            Crossing { regs, ty: if is_packed { "i32" } else { ty }, is_packed }
+        };
+        values.iter().map(crossing).collect()
+    }
+
+    /// Gives a value the registers that crossed the boundary.
+    fn set_crossed(&mut self, v: Value, regs: Vec<Val>, is_packed: bool) {
+        let bytes =
+            |this: &mut Self| regs.iter().flat_map(|word| this.unpack_elements(word, "i32", "i8", BYTES)).collect();
+        let regs = if is_packed { bytes(self) } else { regs };
         self.values[v.0 as usize] = Some(Rc::new(regs));
-        phis.push(open);
+    }
+
+    /// Opens the phis of the parameters of a block, from their first values.
+    fn open(&mut self, params: &[Value], init: Vec<Crossing>, from: &str) -> Vec<Carried> {
+        let open = |(&param, Crossing { regs, ty, is_packed }): (&Value, Crossing)| {
+            let (regs, phis) = regs.iter().map(|first| self.e.open_phi(ty, first, from)).unzip();
+            Carried { param, regs, phis, is_packed }
+        };
+        params.iter().zip(init).map(open).collect()
+    }
+
+    /// Gives the parameters their registers, after all phis of the block. Returns the phis.
+    fn enter(&mut self, carried: Vec<Carried>) -> Vec<Vec<OpenPhi>> {
+        let enter = |Carried { param, regs, phis, is_packed }: Carried| {
+            self.set_crossed(param, regs, is_packed);
+            phis
+        };
+        carried.into_iter().map(enter).collect()
     }
 
     fn close(&mut self, phis: Vec<Vec<OpenPhi>>, values: &[Value]) {
+        let values = self.crossing(values);
         let from = self.e.label();
-        for (open, &v) in phis.into_iter().zip(values) {
-            let regs = self.regs(v);
-            for (phi, reg) in open.into_iter().zip(regs.iter()) {
-                self.e.close_phi(phi, reg, &from);
-            }
+        for (phi, reg) in phis.into_iter().flatten().zip(values.iter().flat_map(|value| &value.regs)) {
+            self.e.close_phi(phi, reg, &from);
         }
     }
 
@@ -48,17 +89,15 @@ impl Lowering<'_> {
         let signed = self.dtype(params[0]).is_signed_int();
         let [lower, upper, step] = [0, 1, 2].map(|i| self.scalar(data.operands[i]));
         let (head, body, exit) = (self.e.new_label("head"), self.e.new_label("body"), self.e.new_label("exit"));
+        let init = self.crossing(&data.operands[3..]);
         let before = self.e.label();
         self.e.branch(&head);
         self.e.start_block(&head);
         let (index, index_phi) = self.e.open_phi(index_ty, &lower, &before);
         self.values[params[0].0 as usize] = Some(Rc::new(vec![index.clone()]));
-        let mut phis = Vec::new();
-        for (&param, &init) in params[1..].iter().zip(&data.operands[3..]) {
-            let init = self.regs(init);
-            self.carry(param, &init, &before, &mut phis);
-        }
+        let carried = self.open(&params[1..], init, &before);
         let first = self.leaves_wgmma_in_flight(id).then(|| self.e.open_phi("i1", "true", &before));
+        let phis = self.enter(carried);
         let less = if signed { "slt" } else { "ult" };
         let more = self.e.inst(format!("icmp {less} {index_ty} {index}, {upper}"));
         self.e.branch_if(&more, &body, &exit);
@@ -119,14 +158,12 @@ impl Lowering<'_> {
         let data = func.op(id);
         let (before, after) = (data.regions[0], data.regions[1]);
         let (head, body, exit) = (self.e.new_label("head"), self.e.new_label("body"), self.e.new_label("exit"));
+        let init = self.crossing(&data.operands);
         let entered_from = self.e.label();
         self.e.branch(&head);
         self.e.start_block(&head);
-        let mut phis = Vec::new();
-        for (&param, &init) in func.block(before).params.iter().zip(&data.operands) {
-            let init = self.regs(init);
-            self.carry(param, &init, &entered_from, &mut phis);
-        }
+        let carried = self.open(&func.block(before).params, init, &entered_from);
+        let phis = self.enter(carried);
         self.block(before)?;
         let condition = self.terminator(before).to_vec();
         let go_on = self.scalar(condition[0]);
@@ -152,25 +189,28 @@ impl Lowering<'_> {
         let labels = [self.e.new_label("then"), self.e.new_label("else")];
         let join = self.e.new_label("join");
         self.e.branch_if(&condition, &labels[0], &labels[1]);
-        let mut arms: Vec<(String, Vec<super::Regs>)> = Vec::new();
+        let mut arms: Vec<(String, Vec<Crossing>)> = Vec::new();
         for (label, &region) in labels.iter().zip(&data.regions) {
             self.e.start_block(label);
             self.block(region)?;
             let yields = self.terminator(region).to_vec();
-            arms.push((self.e.label(), yields.iter().map(|&v| self.regs(v)).collect()));
+            let yields = self.crossing(&yields);
+            arms.push((self.e.label(), yields));
             self.e.branch(&join);
         }
         self.e.start_block(&join);
+        let mut joined = Vec::new();
         for (i, &result) in data.results.iter().enumerate() {
-            let ty = self.ty(result);
-            let regs = (0..arms[0].1[i].len())
-                .map(|r| {
-                    let edges: Vec<String> =
-                        arms.iter().map(|(from, values)| format!("[ {}, %{from} ]", values[i][r])).collect();
-                    self.e.inst(format!("phi {ty} {}", edges.join(", ")))
-                })
-                .collect();
-            self.values[result.0 as usize] = Some(Rc::new(regs));
+            let Crossing { regs, ty, is_packed } = &arms[0].1[i];
+            let phi = |r: usize| {
+                let edge = |(from, values): &(String, Vec<Crossing>)| format!("[ {}, %{from} ]", values[i].regs[r]);
+                let edges: Vec<String> = arms.iter().map(edge).collect();
+                self.e.inst(format!("phi {ty} {}", edges.join(", ")))
+            };
+            joined.push((result, (0..regs.len()).map(phi).collect::<Vec<Val>>(), *is_packed));
+        }
+        for (result, regs, is_packed) in joined {
+            self.set_crossed(result, regs, is_packed);
         }
         Ok(())
     }

@@ -119,9 +119,10 @@ impl Emitter {
         (0..n).map(each).collect()
     }
 
-    /// The 32-bit word of a vector that holds this pair of 16-bit elements; `None` if they are not adjacent in one
-    /// word.
+    /// The word of a vector that holds this pair of elements, of 32 bits for 16-bit elements and of 16 for bytes; `None` if they are
+    /// not adjacent in one word.
     pub fn word_of(&mut self, pair: [&str; 2], ty: &str) -> Option<Val> {
+        let word = if ty == "i8" { "i16" } else { "i32" };
         let [low, high] = pair.map(|v| self.elements.get(v));
         let (low, high) = (low?, high?);
         let adjacent = (&high.vector, &high.ty, high.len, high.index) == (&low.vector, &low.ty, low.len, low.index + 1);
@@ -131,10 +132,10 @@ impl Emitter {
         let (words, at) = (low.len / 2, low.index / 2);
         let from = format!("<{} x {ty}> {}", low.len, low.vector);
         if words == 1 {
-            return Some(self.inst(format!("bitcast {from} to i32")));
+            return Some(self.inst(format!("bitcast {from} to {word}")));
         }
-        let all = self.inst(format!("bitcast {from} to <{words} x i32>"));
-        Some(self.inst(format!("extractelement <{words} x i32> {all}, i32 {at}")))
+        let all = self.inst(format!("bitcast {from} to <{words} x {word}>"));
+        Some(self.inst(format!("extractelement <{words} x {word}> {all}, i32 {at}")))
     }
 
     /// Emits an instruction to the entry block, once per text. Its operands must be available there.

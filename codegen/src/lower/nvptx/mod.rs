@@ -12,6 +12,7 @@
 
 mod atomic;
 mod bulk_reduce;
+mod cast;
 mod clocks;
 mod control;
 mod debug;

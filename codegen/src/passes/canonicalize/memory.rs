@@ -9,6 +9,19 @@ pub(super) fn ptr_add(func: &Func, id: OpId) -> Option<Change> {
     (func.constant_int(operands[1]) == Some(0)).then(|| Change::Replace(vec![operands[0]]))
 }
 
+/// Makes a dimension of stride 1 the fastest: wide accesses run along it, and TMA takes no other one.
+pub(super) fn make_view(func: &Func, id: OpId, order: &[usize]) -> Option<Change> {
+    let data = func.op(id);
+    let block = func.ty(data.results[0]).shape();
+    let is_contiguous = |d: usize| func.constant_int(data.operands[1 + order.len() + d]) == Some(1);
+    let fastest = order.iter().copied().find(|&d| is_contiguous(d) && block[d] > 1)?;
+    if is_contiguous(order[0]) {
+        return None;
+    }
+    let others = order.iter().copied().filter(|&d| d != fastest);
+    Some(Change::Into(Op::MakeView { order: std::iter::once(fastest).chain(others).collect() }, data.operands.clone()))
+}
+
 /// Removes an `advance` by 0.
 pub(super) fn advance(func: &Func, id: OpId) -> Option<Change> {
     let operands = &func.op(id).operands;

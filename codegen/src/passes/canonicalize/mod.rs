@@ -2,8 +2,8 @@
 //!
 //! Does: folds constants (with the interpreter's arithmetic), removes ops that change nothing (`x + 0`, `trans` of
 //! `trans`, masks that are always true), moves constants to the right operand, inlines branches and loops with a
-//! constant condition or trip count, removes redundant loop-carried values (`fold_carried`), and replaces arguments
-//! that the specialization fixes by constants.
+//! constant condition or trip count, removes redundant loop-carried values (`fold_carried`), replaces arguments
+//! that the specialization fixes by constants, and orders the dimensions of a view by its strides, as far as they are known.
 //! Requires: a verified function.
 //! Keeps: the results, bit by bit; at later stages, the layouts.
 //! Does not: remove dead ops (`dce` does), nor apply float identities that hold only for real numbers.
@@ -131,6 +131,7 @@ impl Pass<'_> {
             Op::Split => shape::split(self.func, id),
             Op::ConvertLayout => shape::convert_layout(self.func, id),
             Op::PtrAdd => memory::ptr_add(self.func, id),
+            Op::MakeView { order } => memory::make_view(self.func, id, &order),
             Op::Advance => memory::advance(self.func, id),
             Op::Load { eviction } => memory::load(self.func, id, eviction),
             Op::Store { eviction } => memory::store(self.func, id, eviction),

@@ -10,12 +10,23 @@ from torch import Tensor
 from ._modifiers import check
 from ._native import Error
 from ._registration import kernel, Op
-from ._shared import autocast_to_narrow, expect_numbers, expect_tensors, heads_like, precision_code
+from ._shared import (
+    autocast_to_narrow,
+    expect_floats,
+    expect_numbers,
+    expect_tensors,
+    heads_like,
+    precision_code,
+)
+
+
+_BYTES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _results_like(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Tensors like o and lse."""
-    return heads_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    o = heads_like(q, v.shape[3])
+    return o.to(torch.bfloat16) if q.dtype in _BYTES else o, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 _attention_forward = kernel(
@@ -56,8 +67,8 @@ _document_ranges = kernel(
 # The lists have one tensor or none.
 _modified_attention_forward = kernel(
     "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] relative_bias, Tensor[] sinks,"
-    " Tensor[] ranges, Tensor[] cache_seqlens, Tensor[] block_table, Tensor[] k_descale, Tensor[] v_descale,"
-    " bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    " Tensor[] ranges, Tensor[] cache_seqlens, Tensor[] block_table, Tensor[] q_descale, Tensor[] k_descale,"
+    " Tensor[] v_descale, bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
     _results_like,
 )
 _modified_attention_backward = Op(
@@ -95,31 +106,51 @@ def _list(x: Tensor | None) -> list[Tensor]:
     return [] if x is None else [x]
 
 
-def _cached_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache_seqlens: Tensor,
-    block_table: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    alibi_slopes: Tensor | None,
-    relative_bias: Tensor | None,
-    sinks: Tensor | None,
-    *numbers: Any,
-) -> tuple[Tensor, Tensor]:
-    modifiers = _list(alibi_slopes), _list(relative_bias), _list(sinks)
-    cache = [cache_seqlens], _list(block_table), _list(k_descale), _list(v_descale)
-    lists = *modifiers, [], *cache
-    return _modified_attention_forward(q, k, v, *lists, *numbers)
+def _inference_attention(q: Tensor, k: Tensor, v: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+    tensors, numbers = inputs[:9], inputs[9:]
+    return _modified_attention_forward(q, k, v, *map(_list, tensors), *numbers)
 
 
-_cached_attention_op = Op(
-    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_seqlens, Tensor? block_table, Tensor? k_descale,"
-    " Tensor? v_descale, Tensor? alibi_slopes, Tensor? relative_bias, Tensor? sinks, bool causal, float scale,"
-    " int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
-    _cached_attention,
+# What has no gradients: caches, and 8-bit floats.
+_inference_attention_op = Op(
+    "inference_attention(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? relative_bias, Tensor? sinks,"
+    " Tensor? ranges, Tensor? cache_seqlens, Tensor? block_table, Tensor? q_descale, Tensor? k_descale,"
+    " Tensor? v_descale, bool causal, float scale, int precision, int window, int prefix, float softcap)"
+    " -> (Tensor, Tensor)",
+    _inference_attention,
 )
+
+
+_quantize_rows = kernel(
+    "quantize_rows(Tensor x, bool e5m2) -> (Tensor, Tensor)",
+    lambda x, e5m2: (
+        heads_like(x).to(torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn),
+        x.new_empty(*x.shape[:2], -(-x.shape[2] // 128), dtype=torch.float32),
+    ),
+)
+_quantize_op = Op(
+    "quantize(Tensor x, bool e5m2) -> (Tensor, Tensor)",
+    lambda x, e5m2: _quantize_rows(x, e5m2),
+    fold=1,
+)
+
+
+def quantize(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """x [batch, heads, rows, d] in 8-bit floats, float8_e4m3fn or float8_e5m2, for `attention`, and their dequantization scales.
+
+    The scales are float32 [batch, heads, ⌈rows / 128⌉], one for each block of 128 rows, whose largest element becomes the largest
+    number of the type: rows of padding should be zeros. An infinity gives an infinite scale. There is no gradient. A cache, to which
+    rows are added, has other scales, for whole heads: x / scale, clamped to the largest number (448 for float8_e4m3fn) and converted.
+    """
+    if dtype not in _BYTES:
+        raise ValueError(f"quantize: expected dtype float8_e4m3fn or float8_e5m2, found {dtype!s:.200}")
+    expect_floats("quantize", "x", x)
+    if x.dim() != 4:
+        raise ValueError(f"quantize: expected x [batch, heads, rows, d], found {list(x.shape)}")
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ValueError("quantize: has no gradient: call it under torch.no_grad()")
+    values, descale = _quantize_op(x, dtype == torch.float8_e5m2)
+    return values, descale
 
 
 def _modified_attention(
@@ -136,7 +167,7 @@ def _modified_attention(
     _: bool,
     *modifiers: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists = _list(alibi_slopes), _list(relative_bias), _list(sinks), _list(ranges), [], [], [], []
+    lists = _list(alibi_slopes), _list(relative_bias), _list(sinks), _list(ranges), [], [], [], [], []
     return _modified_attention_forward(q, k, v, *lists, causal, scale, precision, *modifiers)
 
 
@@ -173,7 +204,7 @@ _modified_attention_op = Op(
 
 
 _INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "block_table")
-_NUMBERS = ("alibi_slopes", "relative_bias", "sinks", "k_descale", "v_descale")
+_NUMBERS = ("alibi_slopes", "relative_bias", "sinks", "q_descale", "k_descale", "v_descale")
 
 
 def attention(
@@ -193,6 +224,7 @@ def attention(
     cu_seqlens_k: Tensor | None = None,
     cache_seqlens: Tensor | None = None,
     block_table: Tensor | None = None,
+    q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     precision: str | None = None,
@@ -226,12 +258,19 @@ def attention(
       would wait for the device, others give wrong rows, but no access outside of the tensors.
     - `cache_seqlens`, int32 [batch], for inference: k and v have room for more keys than there are, of which each batch entry
       has this many; what is beyond them has no effect. The causal mask ends at an entry's last key. Numbers below 0 count as 0,
-      and larger ones than there is room for as that. There are no gradients, and no packed sequences.
+      and larger ones than there is room for as that. There are no gradients, and no packed sequences. k and v may be
+      float8_e4m3fn or float8_e5m2.
     - `block_table`, int32 [batch, most], beside `cache_seqlens`: k [pages, heads_kv, rows, d] and v are pages, and key j of an
       entry is row j mod rows of the page in column ⌊j / rows⌋. A page that is not there counts as zeros. (flash-attn's
       caches are [pages, rows, heads_kv, d]: pass k_cache.transpose(1, 2).)
-    - `k_descale` and `v_descale`, float32 [heads_kv], beside `cache_seqlens`: dequantization scales of the cache, the same for all
-      batch entries. k and v may both be float8_e4m3fn or float8_e5m2. (flash-attn's are [batch, heads_kv].)
+
+    q, k and v may all be float8_e4m3fn, or all float8_e5m2, without `cache_seqlens`, as `quantize` makes them: products are those of
+    8-bit numbers, the softmax's weights are rounded to them, too, and the result is bfloat16, without gradients.
+
+    - `k_descale` and `v_descale`, float32, of 8-bit k and v: dequantization scales: 0 means zeros, a negative one gives NaN. [heads_kv], the same for all batch
+      entries, [batch, heads_kv, 1], or beside q of 8 bits [batch, heads_kv, ⌈n_k / 128⌉], those of blocks of 128 keys. (flash-attn's are
+      [batch, heads_kv]: pass k_descale[:, :, None].) Without them, scales are 1.
+    - `q_descale`, float32 [heads], [batch, heads, 1] or [batch, heads, ⌈n_q / 128⌉], beside these two, for q of 8 bits.
     """
     if scale is not None or softcap is not None:
         expect_numbers(scale=scale, softcap=softcap)
@@ -246,16 +285,19 @@ def attention(
     if scale is None:
         scale = max(q.shape[3], 1) ** -0.5
     options = causal, scale, precision_code(precision), deterministic
+    is_8_bit = q.dtype in _BYTES
+    if (k_descale is None) != (v_descale is None):
+        raise ValueError("k_descale and v_descale: expected both or none")
+    if k_descale is not None and k.dtype not in _BYTES:
+        raise ValueError(f"k_descale and v_descale: expected k and v of 8-bit floats, found {k.dtype}")
+    if q_descale is not None and not (is_8_bit and k_descale is not None):
+        raise ValueError("q_descale: expected q of 8-bit floats, k_descale and v_descale beside it")
     if cache_seqlens is not None or block_table is not None:
         if cache_seqlens is None:
             raise ValueError("block_table: expected cache_seqlens beside it")
-        if (k_descale is None) != (v_descale is None):
-            raise ValueError("k_descale and v_descale: expected both or none")
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             raise ValueError("cache_seqlens: cannot be combined with cu_seqlens_q: its entries have their own lengths")
-    elif k_descale is not None or v_descale is not None:
-        raise ValueError("k_descale and v_descale: expected cache_seqlens beside them")
-    elif window is prefix is softcap is alibi_slopes is relative_bias is sinks is None and (
+    elif not is_8_bit and window is prefix is softcap is alibi_slopes is relative_bias is sinks is None and (
         cu_seqlens_q is cu_seqlens_k is None
     ):
         return _attention_op(q, k, v, *options)[0]
@@ -271,6 +313,7 @@ def attention(
         "cu_seqlens_k": cu_seqlens_k,
         "cache_seqlens": cache_seqlens,
         "block_table": block_table,
+        "q_descale": q_descale,
         "k_descale": k_descale,
         "v_descale": v_descale,
     }
@@ -297,14 +340,14 @@ def attention(
         ranges = _document_ranges(cu_seqlens_q, keys, *extents, causal, -1 if window is None else window)
         window = None
     lengths = (-1 if length is None else length for length in (window, prefix))
-    if cache_seqlens is not None:
-        inputs = q, k, v, relative_bias, sinks, k_descale, v_descale
+    if cache_seqlens is not None or is_8_bit:
+        what = ("q", "8-bit floats") if cache_seqlens is None else ("cache_seqlens", "a cache")
+        inputs = q, k, v, relative_bias, sinks, q_descale, k_descale, v_descale
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            raise ValueError("cache_seqlens: attention of a cache has no gradient: call it under torch.no_grad()")
-        table = None if block_table is None else block_table.contiguous()
+            raise ValueError(f"{what[0]}: attention of {what[1]} has no gradient: call it under torch.no_grad()")
         numbers = causal, scale, precision_code(precision), *lengths, softcap or 0.0
-        descale = (None if x is None else x.contiguous() for x in (k_descale, v_descale))
-        tensors = cache_seqlens.contiguous(), table, *descale, alibi_slopes, relative_bias, sinks
-        return _cached_attention_op(q, k, v, *tensors, *numbers)[0]
+        tensors = cache_seqlens, block_table, q_descale, k_descale, v_descale
+        tensors = (None if x is None else x.contiguous() for x in tensors)
+        return _inference_attention_op(q, k, v, alibi_slopes, relative_bias, sinks, ranges, *tensors, *numbers)[0]
     tensors = alibi_slopes, relative_bias, sinks, ranges
     return _modified_attention_op(q, k, v, *tensors, *options, *lengths, softcap or 0.0)[0]

@@ -6,7 +6,8 @@ and additions around them, which read and write more memory than the op.
 
 The ops are registered with `torch.library`: they work in eager mode, under `torch.compile(fullgraph=True)` and in CUDA
 graphs, on NVIDIA GPUs (compute capability 8.0 and later) and on the CPU. They run on PyTorch's current stream, on the
-tensors' own memory. Element types are float32, bfloat16 and float16; statistics and losses are float32.
+tensors' own memory. Element types are float32, bfloat16 and float16, in some ops 8-bit floats and integers; statistics
+and losses are float32.
 
 A CUDA graph can be captured after one run of the same code outside of the graph, which compiles and loads the kernels.
 """
@@ -19,7 +20,7 @@ import torch
 
 from . import _native
 from ._adamw import AdamW
-from ._attention import attention
+from ._attention import attention, quantize
 from ._losses import cross_entropy, linear_cross_entropy
 from ._matmul import int_mm, linear, matmul, scaled_mm
 from ._rope import rope
@@ -34,6 +35,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "matmul",
+    "quantize",
     "rms_norm",
     "rope",
     "scaled_mm",

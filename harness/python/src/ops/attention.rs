@@ -1,11 +1,12 @@
 //! Attention, forward and backward.
 
 use pyo3::prelude::*;
-use tilewright::kernels::FloatElement;
+use tilewright::kernels::attention::eight_bit::scaled_blocks;
 use tilewright::kernels::attention::{
-    Backward, Cache, Mask, Options, Saved, Score, backward_into, backward_workspace, documents, forward_into,
-    forward_workspace, relative_bias_gradient_into, relative_bias_workspace, sink_gradients_into,
+    Backward, Cache, Descale, Mask, Options, Saved, Score, backward_into, backward_workspace, documents, forward_into,
+    forward_workspace, quantize_into, relative_bias_gradient_into, relative_bias_workspace, sink_gradients_into,
 };
+use tilewright::kernels::{FloatElement, OperandElement};
 use tilewright::prelude::{Dtype as KernelDtype, F8E4M3, F8E5M2};
 use tilewright::{Buffer, Dtype, Element, View, ViewMut};
 
@@ -49,8 +50,8 @@ pub struct Modifiers<'a> {
     pub cache_seqlens: Option<&'a Array>,
     /// The pages of each batch entry, i32 [batch, most].
     pub block_table: Option<&'a Array>,
-    /// Dequantization scales of the cache's keys and values, f32 [heads_kv].
-    pub descale: [Option<&'a Array>; 2],
+    /// Dequantization scales of q, k and v: f32 [batch, heads, blocks], or those of k and v [heads_kv].
+    pub descale: [Option<&'a Array>; 3],
 }
 
 impl<'a> Modifiers<'a> {
@@ -91,13 +92,20 @@ impl<'a> Modifiers<'a> {
                 return Err(call.arg(name).error(expected, format!("those of {found}")));
             }
         }
-        let descale = match self.descale {
-            [Some(k), Some(v)] => Some([vector(k, call.arg("k_descale"))?, vector(v, call.arg("v_descale"))?]),
-            [None, None] => None,
+        let cache = lengths.map(|lengths| Cache { lengths, table });
+        Ok(Options { mask, score, sinks, cache, descale: self.scales(call, batch)?, ..options })
+    }
+
+    fn scales(&self, call: Call, batch: usize) -> tilewright::Result<Option<Descale<'a>>> {
+        let [q, k, v] = self.descale;
+        let (k, v) = match (k, v) {
+            (Some(k), Some(v)) => (k, v),
+            (None, None) if q.is_none() => return Ok(None),
             _ => return Err(call.arg("k_descale").error("v_descale beside it".into(), "one of them".into())),
         };
-        let cache = lengths.map(|lengths| Cache { lengths, table, descale });
-        Ok(Options { mask, score, sinks, cache, ..options })
+        let q = q.map(|q| scales_of(q, batch, call.arg("q_descale"))).transpose()?;
+        let k = scales_of(k, batch, call.arg("k_descale"))?;
+        Ok(Some(Descale { q, k, v: scales_of(v, batch, call.arg("v_descale"))? }))
     }
 
     /// The arrays, as inputs of a call.
@@ -109,10 +117,30 @@ impl<'a> Modifiers<'a> {
             ("ranges", self.ranges),
             ("cache_seqlens", self.cache_seqlens),
             ("block_table", self.block_table),
-            ("k_descale", self.descale[0]),
-            ("v_descale", self.descale[1]),
+            ("q_descale", self.descale[0]),
+            ("k_descale", self.descale[1]),
+            ("v_descale", self.descale[2]),
         ];
         named.into_iter().filter_map(|(name, array)| Some((name, array?)))
+    }
+}
+
+/// Dequantization scales [heads], which all batch entries have, or [batch, heads, blocks].
+fn scales_of<'a>(
+    scales: &'a Array,
+    batch: usize,
+    at: Argument<'a>,
+) -> tilewright::Result<tilewright::kernels::Tensor<'a, f32, 3>> {
+    match scales.shape[..] {
+        [_] => {
+            let scales = vector(scales, at)?;
+            tilewright::kernels::Tensor::strided(scales, [batch, scales.len(), 1], [0, 1, 0])
+        }
+        [_, _, _] => scales.tensor(at),
+        _ => {
+            let expected = "the shape [heads], or [batch, heads, blocks], where one block is all rows".into();
+            Err(at.error(expected, format!("the shape {:?}", scales.shape)))
+        }
     }
 }
 
@@ -260,6 +288,7 @@ fn attention_forward(
     let inputs: Vec<_> = [("q", &q), ("k", &k), ("v", &v)].into_iter().chain(modifiers.arrays()).collect();
     let outputs = [("o", &o), ("lse", &lse)];
     let call = Call::new(py, "attention", &inputs, &outputs)?;
+    for_float_type!(q.dtype, call.arg("q"), _T => Ok(())).map_err(|error| Error::new_err(error.to_string()))?;
     let options = options(causal, scale, precision, true)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
     let elements = without_gil(py, || workspace_of_forward(call, [&q, &k, &v], &options))?;
@@ -271,8 +300,36 @@ fn attention_forward(
 /// The elements of the workspace of [`forward`].
 pub fn workspace_of_forward(call: Call, inputs: [&Array; 3], options: &Options) -> tilewright::Result<usize> {
     let [q, k, v] = shapes4(call, inputs)?;
-    let at = call.arg("q");
-    for_float_type!(inputs[0].dtype, at, T => Ok(forward_workspace::<T>(call.device, q, k, v, options)))
+    match inputs[0].dtype {
+        Dtype::F8E4M3 | Dtype::F8E5M2 => Ok(forward_workspace::<F8E4M3>(call.device, q, k, v, options)),
+        dtype => {
+            for_float_type!(dtype, call.arg("q"), T => Ok(forward_workspace::<T>(call.device, q, k, v, options)))
+        }
+    }
+}
+
+/// The shape of the scales of [`quantize`].
+pub fn scales_shape(call: Call, x: &Array) -> tilewright::Result<[i64; 3]> {
+    let [batch, heads, rows, _] = shape4(x, call.arg("x"))?;
+    Ok([batch, heads, scaled_blocks(rows)].map(|n| n as i64))
+}
+
+/// `values` and `descale` of x [batch, heads, rows, d], in 8-bit floats.
+pub fn quantize(call: Call, x: &Array, values: &Array, descale: &Array) -> tilewright::Result<()> {
+    for_float_type!(x.dtype, call.arg("x"), T => match values.dtype {
+        Dtype::F8E5M2 => quantize_of::<T, F8E5M2>(call, x, values, descale),
+        _ => quantize_of::<T, F8E4M3>(call, x, values, descale),
+    })
+}
+
+fn quantize_of<T: FloatElement, U: Element + KernelDtype>(
+    call: Call,
+    x: &Array,
+    values: &Array,
+    descale: &Array,
+) -> tilewright::Result<()> {
+    let (values, descale) = (values.tensor_mut(call.arg("values"))?, descale.tensor_mut(call.arg("descale"))?);
+    quantize_into::<T, U>(call.device, x.tensor(call.arg("x"))?, values, descale)
 }
 
 /// The extents of q, k and v.
@@ -289,6 +346,11 @@ pub fn forward(
     workspace: Option<&Array>,
     options: &Options,
 ) -> tilewright::Result<()> {
+    match q.dtype {
+        Dtype::F8E4M3 => return forward_of::<F8E4M3, F8E4M3>(call, [q, k, v], o, lse, workspace, options),
+        Dtype::F8E5M2 => return forward_of::<F8E5M2, F8E5M2>(call, [q, k, v], o, lse, workspace, options),
+        _ => {}
+    }
     for_float_type!(q.dtype, call.arg("q"), T => {
         match k.dtype {
             Dtype::F8E4M3 => forward_of::<T, F8E4M3>(call, [q, k, v], o, lse, workspace, options),
@@ -298,7 +360,7 @@ pub fn forward(
     })
 }
 
-fn forward_of<T: FloatElement, C: Element + KernelDtype>(
+fn forward_of<T: OperandElement, C: Element + KernelDtype>(
     call: Call,
     [q, k, v]: [&Array; 3],
     o: &Array,

@@ -154,20 +154,20 @@ fn row_vector(x: &Array) -> PyResult<Array> {
 
 /// A new tensor like x [batch, heads, n, d], in memory as it is or as [batch, n, heads, d], whichever x is like; with another
 /// extent in place of d, if one is given.
-fn heads_like(x: &Array, d: Option<i64>) -> PyResult<Array> {
+fn heads_like(x: &Array, d: Option<i64>, dtype: Dtype) -> PyResult<Array> {
     let &[batch, heads, n, own] = x.shape.as_slice() else { return dense(x) };
     if x.strides[1] < x.strides[2] {
-        tokens_first(x, d)
+        tokens_first(x, d, dtype)
     } else {
-        empty(x, &[batch, heads, n, d.unwrap_or(own)], x.dtype)
+        empty(x, &[batch, heads, n, d.unwrap_or(own)], dtype)
     }
 }
 
 /// As [`heads_like`], in memory as [batch, n, heads, d].
-fn tokens_first(x: &Array, d: Option<i64>) -> PyResult<Array> {
+fn tokens_first(x: &Array, d: Option<i64>, dtype: Dtype) -> PyResult<Array> {
     let &[batch, heads, n, own] = x.shape.as_slice() else { return dense(x) };
     let d = d.unwrap_or(own);
-    empty_strided(x, &[batch, heads, n, d], &[heads * n * d, d, heads * d, 1], x.dtype)
+    empty_strided(x, &[batch, heads, n, d], &[heads * n * d, d, heads * d, 1], dtype)
 }
 
 /// A contiguous copy.

@@ -44,7 +44,7 @@ macro_rules! kernels {
 kernels! {
     attention_forward attention_backward
     modified_attention_forward modified_attention_backward document_ranges sink_gradients
-    relative_bias_gradient
+    relative_bias_gradient quantize_rows
     rms_norm_forward rms_norm_backward
     layer_norm_forward layer_norm_backward
     softmax_forward softmax_backward
@@ -128,6 +128,16 @@ fn document_ranges(arguments: &mut Arguments) -> PyResult<Results> {
     Ok(smallvec![ranges])
 }
 
+fn quantize_rows(arguments: &mut Arguments) -> PyResult<Results> {
+    let x = Array::of_handle("x", arguments.tensor())?;
+    let dtype = if arguments.bool() { Dtype::F8E5M2 } else { Dtype::F8E4M3 };
+    let call = call("quantize", &[("x", &x)])?;
+    let scales = guarded(|| attention::scales_shape(call, &x))?;
+    let (values, descale) = (heads_like(&x, None, dtype)?, empty(&x, &scales, Dtype::F32)?);
+    guarded(|| attention::quantize(call, &x, &values, &descale))?;
+    Ok(smallvec![values, descale])
+}
+
 fn sink_gradients(arguments: &mut Arguments) -> PyResult<Results> {
     let [o, lse, d_o, sinks] = arguments.tensors();
     let (o, lse, d_o) = (Array::of_handle("o", o)?, Array::of_handle("lse", lse)?, unit_stride("d_o", d_o)?);
@@ -152,7 +162,7 @@ struct ModifierArrays {
     ranges: Option<Array>,
     cache_seqlens: Option<Array>,
     block_table: Option<Array>,
-    descale: [Option<Array>; 2],
+    descale: [Option<Array>; 3],
 }
 
 impl ModifierArrays {
@@ -162,7 +172,7 @@ impl ModifierArrays {
         let mut list = |is_there: bool| if is_there { arguments.list().pop() } else { None };
         let (slopes, bias, sinks, ranges) = (list(true), list(true), list(forward), list(true));
         let (lengths, table) = (list(forward), list(forward));
-        let [k, v] = [list(forward), list(forward)];
+        let [of_q, of_k, of_v] = [list(forward), list(forward), list(forward)];
         let read = |name, handle: Option<Handle>| handle.map(|handle| Array::of_handle(name, handle)).transpose();
         Ok(ModifierArrays {
             alibi_slopes: read("alibi_slopes", slopes)?,
@@ -171,7 +181,7 @@ impl ModifierArrays {
             ranges: read("ranges", ranges)?,
             cache_seqlens: read("cache_seqlens", lengths)?,
             block_table: read("block_table", table)?,
-            descale: [read("k_descale", k)?, read("v_descale", v)?],
+            descale: [read("q_descale", of_q)?, read("k_descale", of_k)?, read("v_descale", of_v)?],
         })
     }
 
@@ -202,7 +212,8 @@ fn forward([q, k, v]: [Handle; 3], options: Options, modifiers: Modifiers) -> Py
     let call = call("attention", &all)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
     let elements = guarded(|| attention::workspace_of_forward(call, [&q, &k, &v], &options))?;
-    let (o, lse) = (heads_like(&q, v.shape.get(3).copied())?, empty(&q, &q.shape[..3], Dtype::F32)?);
+    let dtype = if matches!(q.dtype, Dtype::F8E4M3 | Dtype::F8E5M2) { Dtype::Bf16 } else { q.dtype };
+    let (o, lse) = (heads_like(&q, v.shape.get(3).copied(), dtype)?, empty(&q, &q.shape[..3], Dtype::F32)?);
     let workspace = workspace(&q, elements)?;
     guarded(|| attention::forward(call, [&q, &k, &v], &o, &lse, workspace.as_ref(), &options))?;
     Ok(smallvec![o, lse])
@@ -243,7 +254,7 @@ fn backward(saved: [Handle; 6], options: Options, modifiers: Modifiers) -> PyRes
     let (call, options) = saved.call(&modifiers, options)?;
     let [q, k, v, ..] = saved.arrays();
     let elements = guarded(|| attention::workspace_of_backward(call, [q, k, v], &options))?;
-    let (dq, dk, dv) = (heads_like(q, None)?, heads_like(k, None)?, heads_like(v, None)?);
+    let (dq, dk, dv) = (heads_like(q, None, q.dtype)?, heads_like(k, None, k.dtype)?, heads_like(v, None, v.dtype)?);
     let workspace = workspace(q, elements)?;
     guarded(|| attention::backward(call, saved.arrays(), [&dq, &dk, &dv], workspace.as_ref(), &options))?;
     Ok(smallvec![dq, dk, dv])
@@ -400,11 +411,11 @@ fn rope_from(arguments: &mut Arguments) -> PyResult<Results> {
     let call = call("rope", &[("x", &x), ("frequencies", &frequencies)])?;
     // The dimensions that are one in memory are so in the result.
     let y = match (&x.shape[..], &x.strides[..]) {
-        (&[1, ..], _) => heads_like(&x, None)?,
+        (&[1, ..], _) => heads_like(&x, None, x.dtype)?,
         (&[_, heads, n, _], &[of_batch, of_head, of_token, _])
             if of_batch != of_head * heads && of_batch == of_token * n =>
         {
-            tokens_first(&x, None)?
+            tokens_first(&x, None, x.dtype)?
         }
         _ => dense(&x)?,
     };

@@ -5,12 +5,13 @@ use std::io::Write;
 
 use clap::Args;
 use half::{bf16, f16};
-use tilewright::Device;
 use tilewright::bench::Timing;
 use tilewright::kernels::attention::config::{Pass, default_tiles, modified_tiles};
 use tilewright::kernels::attention::reference::{Modifiers, Problem};
 use tilewright::kernels::attention::{Backward, Options, Tiles};
+use tilewright::{Device, F8E4M3, F8E5M2};
 
+use super::attention_8_bit::measure as eight_bit;
 use super::attention_check::{Attention, Expected, small};
 use super::attention_peer as peer;
 use super::data::Number;
@@ -38,8 +39,9 @@ pub struct Arguments {
     /// Causal mask; `true,false` measures with and without
     #[arg(long, value_delimiter = ',', default_value = "true,false", action = clap::ArgAction::Set)]
     pub(super) causal: Vec<bool>,
-    /// Element types, separated by commas: bf16, f16 or f32. Default: bf16, or f32 on the CPU
-    #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
+    /// Element types, separated by commas: bf16, f16 or f32; f8e4m3 or f8e5m2 for the forward pass of tensors that are
+    /// rounded to them, with a scale for each block of 128 rows. Default: bf16, or f32 on the CPU
+    #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32", "f8e4m3", "f8e5m2"])]
     pub(super) dtype: Vec<String>,
     /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. May be repeated: each is measured, and the fastest is
     /// used afterwards
@@ -98,7 +100,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             let problem =
                 Problem { batch, heads_q: heads, heads_kv: heads, n_q, n_k, d, d_v: d, causal, scale, modifiers };
             for dtype in dtypes {
+                if dtype.starts_with("f8") {
+                    arguments.expect_8_bit(&problem)?;
+                }
+                let tiles = &arguments.fwd_tiles;
                 match dtype.as_str() {
+                    "f8e4m3" => eight_bit::<F8E4M3>(&arguments.common, &device, problem, tiles, &mut recorder)?,
+                    "f8e5m2" => eight_bit::<F8E5M2>(&arguments.common, &device, problem, tiles, &mut recorder)?,
                     "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,
                     "f16" => Bench::<f16>::new(arguments, &device, problem)?.run(&mut recorder)?,
                     _ => Bench::<bf16>::new(arguments, &device, problem)?.run(&mut recorder)?,
@@ -107,6 +115,29 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
     }
     recorder.finish(out)
+}
+
+impl Arguments {
+    /// # Errors
+    /// Options that the forward pass of 8-bit floats does not have here.
+    fn expect_8_bit(&self, problem: &Problem) -> Result<()> {
+        let has_modifiers = problem.modifiers != Modifiers::default();
+        let options = [
+            ("--modifier", has_modifiers),
+            ("--splits", self.splits.is_some()),
+            ("--sweep", self.sweep),
+            ("--dkdv-tiles", !self.dkdv_tiles.is_empty()),
+            ("--dq-tiles", !self.dq_tiles.is_empty()),
+            ("--one-pass or --deterministic", self.passes.is_given()),
+        ];
+        match options.into_iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(CliError::usage(
+                format!("--dtype f8… with {option}"),
+                "8-bit floats are measured without modifiers, in the forward pass alone, with --fwd-tiles",
+            )),
+        }
+    }
 }
 
 /// One problem in one element type: buffers at full size, and a small problem whose outputs are all checked.

@@ -134,6 +134,7 @@ impl<T: Number> Attention<T> {
             score: modifiers.score(),
             sinks: modifiers.sinks(),
             cache: None,
+            descale: None,
             scale,
             precision,
             forward_tiles,

@@ -175,6 +175,9 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
         ));
     }
     let dtype = match all.dtype.first().map(String::as_str) {
+        Some(name) if name.starts_with("f8") => {
+            return Err(CliError::usage("--dtype f8… with --kinds", "kinds are measured in bf16, f16 or f32"));
+        }
         Some("bf16") => DType::BF16,
         Some("f16") => DType::F16,
         _ => DType::F32,

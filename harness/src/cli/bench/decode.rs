@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Args;
 use half::{bf16, f16};
 use tilewright::kernels::attention::reference::{self, ModifierTensors, Problem};
-use tilewright::kernels::attention::{Cache, Options, Tiles, forward_into, forward_workspace};
+use tilewright::kernels::attention::{Cache, Descale, Options, Tiles, forward_into, forward_workspace};
 use tilewright::kernels::{Tensor, TensorMut};
 use tilewright::prelude::Dtype;
 use tilewright::{Buffer, Device, F8E4M3, F8E5M2};
@@ -154,14 +154,15 @@ impl Case<'_> {
         let scale = |side: usize, head: usize| if is_scaled { f64::from(scales[side][head]) } else { 1.0 };
         let [k_scales, v_scales] = scales.each_ref().map(|scales| Buffer::from_slice(device, scales));
         let (k_scales, v_scales) = (k_scales?, v_scales?);
-        let descale = is_scaled.then(|| [k_scales.view(), v_scales.view()]);
+        let descale = is_scaled.then(|| Descale::per_head(batch, k_scales.view(), v_scales.view())).transpose()?;
         let room = Problem { n_k: if self.page == 0 { n_k } else { columns * self.page }, ..self.problem };
         let modifiers = ModifierTensors::new(device, &room)?;
         let options = Options {
             mask: modifiers.mask(),
             score: modifiers.score(),
             sinks: modifiers.sinks(),
-            cache: Some(Cache { table, descale, ..Cache::new(lengths.view()) }),
+            cache: Some(Cache { table, ..Cache::new(lengths.view()) }),
+            descale,
             forward_tiles: self.tiles,
             num_splits: self.arguments.splits.map(|splits| splits as usize),
             ..Options::new(true)

@@ -5,6 +5,7 @@
 //! it is measured; the table is printed at the end. `harness/records/README.md` documents the fields.
 
 mod attention;
+mod attention_8_bit;
 pub(crate) mod attention_check;
 mod attention_kinds;
 mod attention_modifiers;

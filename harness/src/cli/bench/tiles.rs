@@ -14,7 +14,8 @@ use tilewright::kernels::attention::config::{Pass, is_sub_wave};
 use tilewright::kernels::attention::reference::Problem;
 use tilewright::kernels::attention::{Backward, Tiles};
 
-use super::data::Number;
+use tilewright::kernels::OperandElement;
+use tilewright::prelude::Dtype;
 
 /// The options that say how the backward pass computes dQ.
 #[derive(clap::Args, Clone, Debug)]
@@ -30,6 +31,10 @@ pub struct Passes {
 }
 
 impl Passes {
+    pub fn is_given(&self) -> bool {
+        self.one_pass || self.deterministic
+    }
+
     /// `has_dq_tiles`: tiles of the dQ kernel, which only two passes have, are given.
     pub fn backward(&self, has_dq_tiles: bool) -> Backward {
         match self.one_pass {
@@ -43,22 +48,22 @@ impl Passes {
 
 /// The tiles that launches of this process took from the tuner for a problem, of the forward, the dK/dV and the dQ kernel.
 /// `None` for a kernel that was not launched, or with tiles that are not the tuner's.
-pub fn taken<T: Number>(
+pub fn taken<T: OperandElement>(
     problem: &Problem,
     precision: Option<Precision>,
     device: &Device,
     one_pass: bool,
 ) -> [Option<Tiles>; 3] {
-    let precision = match (T::dtype().bytes(), device.is_cuda()) {
+    let precision = match (<T as Dtype>::dtype().bytes(), device.is_cuda()) {
         (4, true) => precision.unwrap_or(Precision::Tf32x3),
         (4, false) => precision.unwrap_or(Precision::Ieee),
         _ => Precision::Ieee,
     };
     let bucket = |n: usize| autotune::size_bucket(n as i64);
     // Partial results of splits are f32. The key of the dK/dV kernel also has the mode of dQ.
-    let dtype = T::dtype();
+    let (dtype, result) = (<T as Dtype>::dtype(), <T::Result as Dtype>::dtype());
     let key = format!(
-        "T={dtype},R={dtype},R=f32,C={dtype},d={},d_v={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
+        "T={dtype},R={result},R=f32,C={dtype},d={},d_v={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
         problem.d,
         problem.d_v,
         problem.causal,

@@ -137,13 +137,14 @@ fn describe_problem(p: &Problem) -> String {
 }
 
 /// The tensors of modifiers and of a cache, and the counter of persistent programs, which these kernels do not access.
-fn modifier_tensors(p: &Problem) -> [(&'static str, (Vec<usize>, DType)); 8] {
+fn modifier_tensors(p: &Problem) -> [(&'static str, (Vec<usize>, DType)); 9] {
     [
         ("sinks", (vec![0], DType::F32)),
         ("lengths", (vec![0], DType::I32)),
         ("table", (vec![p.batch, 0], DType::I32)),
-        ("k_descale", (vec![0], DType::F32)),
-        ("v_descale", (vec![0], DType::F32)),
+        ("q_descale", (vec![p.batch, p.heads_q, 0], DType::F32)),
+        ("k_descale", (vec![p.batch, p.heads_kv, 0], DType::F32)),
+        ("v_descale", (vec![p.batch, p.heads_kv, 0], DType::F32)),
         ("mask_data", (vec![0], DType::I32)),
         ("score_data", (vec![0], DType::F32)),
         ("tiles_taken", (vec![0], DType::I32)),
