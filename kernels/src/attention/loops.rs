@@ -1,6 +1,7 @@
 //! The loops of a program over tiles of keys, or of queries: which tiles they have, which of these need the mask, and what
 //! an iteration does with a tile of scores.
 
+use super::forward::within;
 use super::modifiers::{MaskArgs, MaskMod, Modified, Ranges, ScoreFn, Site};
 use tilewright_codegen::lang::carried::Carried;
 use tilewright_runtime::prelude::*;
@@ -306,8 +307,8 @@ impl BlockScales {
     #[device_fn]
     pub fn of_tile(self, i: Scalar<i32>, tile: usize) -> Scalar<f32> {
         static_assert(SCALED_ROWS.is_multiple_of(tile), "tiles of scaled rows must divide 128");
-        let block = i / (SCALED_ROWS / tile);
-        load(self.0.ptr() + maximum(minimum(block, self.0.dim(0) - 1), 0) * self.0.stride(0))
+        let block = within(i / (SCALED_ROWS / tile), self.0.dim(0));
+        load(self.0.ptr() + block * self.0.stride(0))
     }
 
     /// The scale of all rows; 1 where there are none.

@@ -15,8 +15,7 @@ use super::{Common, tiles};
 use crate::cli::Result;
 use crate::cli::demo::case::relative_error;
 
-/// Largest relative error of O against attention of the tensors before they are rounded to four (e4m3) or three bits: with normal
-/// numbers their rounding and that of P have about the same share.
+/// Largest relative error of O against attention of the tensors before they are rounded to four (e4m3) or three bits.
 const TOLERANCE: [f64; 2] = [0.07, 0.14];
 
 /// q, k and v in bf16, the same in 8 bits, and O.
