@@ -22,6 +22,8 @@ const MAX_STEPS: u64 = 50_000_000;
 /// A thread that repeats an atomic, or the same load, this many times while memory does not change is considered to
 /// spin, waiting for other programs.
 const SPIN_LIMIT: u32 = 256;
+/// Repeated accesses of which the registers are not compared, which takes long.
+const UNCOMPARED_REPEATS: u32 = 64;
 /// Bits of the address of a byte in a local variable, of which each thread has its own.
 const LOCAL_BITS: u32 = 32;
 /// One in this many plain accesses of global memory switches to other threads and programs.
@@ -147,6 +149,8 @@ struct AccessSite {
 #[derive(Default)]
 struct SpinWait {
     count: u32,
+    /// Accesses that were made before, since the last change.
+    repeats: u32,
     /// The value of `Global::changes` during these accesses.
     changes: u64,
     /// Atomics since the last change, and the last load, with a hash of the thread's registers at the last repetition.
@@ -360,8 +364,9 @@ impl<'a> Block<'a> {
             true => spin.atomics.get(&here).copied(),
             false => spin.loaded.filter(|(site, _)| *site == here).map(|(_, state)| state),
         };
-        // With other register values, such as a loop index, it is not a repetition.
-        let state = seen.map(|_| {
+        spin.repeats += u32::from(seen.is_some());
+        // With other register values, such as a loop index, it is not a repetition. Loops of few iterations need no such comparison.
+        let state = seen.filter(|_| spin.repeats > UNCOMPARED_REPEATS).map(|_| {
             let mut hasher = DefaultHasher::new();
             f.registers.hash(&mut hasher);
             hasher.finish()

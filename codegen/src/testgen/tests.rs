@@ -159,7 +159,7 @@ fn cases_have_assumptions() {
 }
 
 /// Number of cases of the test below.
-const CASES: u64 = 120;
+const CASES: u64 = 96;
 
 /// A sample of what `tile-fuzz` checks: results of the analyses, native code and two simulated GPUs against the
 /// interpreter.
