@@ -21,8 +21,13 @@ fn rows(name: &str, arguments: &[&str]) -> (String, Vec<Value>) {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}.jsonl"));
     let _ = std::fs::remove_file(&file);
     let path = file.to_string_lossy();
-    let options = ["--record", &*path, "--commit", "abc123", "--warmup-ms", "0", "--rep-ms", "0"];
-    let output = bench(&[arguments, &options[..]].concat());
+    let options = ["--record", &*path, "--commit", "abc123"];
+    // Launches and compilations are counted.
+    let times: &[&str] = match arguments[0] {
+        "launch" | "compile" => &[],
+        _ => &["--warmup-ms", "0", "--rep-ms", "0"],
+    };
+    let output = bench(&[arguments, &options[..], times].concat());
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     let lines = std::fs::read_to_string(&file).expect("the file of rows is there");
     let rows = lines.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
@@ -279,6 +284,36 @@ fn mistakes_are_refused_with_the_remedy() {
         let output = bench(&["copy", "--mib", "1", option, "/no/such/folder/rows.jsonl"]);
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stderr).contains("/no/such/folder/rows.jsonl"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn options_without_effect_are_refused_with_what_they_go_with() {
+    for (line, parts) in [
+        ("attention --seq-lens 64 --runs 2", &["required", "--kinds <KINDS>"][..]),
+        ("attention --runs 2", &["required", "--kinds <KINDS>"]),
+        ("attention --kinds flash --heads 2", &["'--kinds <KINDS>' cannot be used with", "--heads"]),
+        ("attention --kinds flash --fwd-tiles 64,64,4,2", &["cannot be used with", "--fwd-tiles"]),
+        ("attention --kinds flash --rep-ms 5", &["cannot be used with", "--rep-ms"]),
+        ("attention --kinds flash --record rows.jsonl", &["cannot be used with", "--record"]),
+        ("attention --kinds flash --dtype f32,bf16", &["--dtype has 2 values with --kinds"]),
+        ("attention --kinds flash --causal true,false", &["--causal has 2 values with --kinds"]),
+        ("attention --forward-only --dq-tiles 64,64,4,2", &["cannot be used with", "--dq-tiles"]),
+        ("fused --subjects model --seq-lens 64", &["--seq-lens is unused", "--subjects attention"]),
+        ("fused --subjects attention --steps 2", &["--steps is unused", "--subjects model"]),
+        ("kernels --only matmul --rows 8", &["--rows is unused", "--sizes"]),
+        ("kernels --only softmax,rope --sizes 64", &["--sizes is unused", "--rows and --d"]),
+        ("matmul --d 64", &["--d is unused", "--sizes"]),
+        ("softmax_rows --only matmul", &["--only is unused", "tilewright bench kernels --only"]),
+        ("ddp --form naive,overlap --buckets 25", &["--buckets is unused", "--form bucketed"]),
+        ("ddp --form flat --ctas 8", &["--ctas is unused", "--form overlap or bucketed"]),
+        ("launch --rep-ms 5", &["--rep-ms is unused", "--rounds and --launches"]),
+        ("compile --warmup-ms 5", &["--warmup-ms is unused", "--runs and --starts"]),
+    ] {
+        let output = bench(&line.split(' ').collect::<Vec<_>>());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {message}");
+        assert!(parts.iter().all(|part| message.contains(part)), "{line}: {message}");
     }
 }
 

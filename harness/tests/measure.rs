@@ -77,6 +77,8 @@ fn numerics_runs_what_is_named() {
     assert!(out.contains("8 × 0.5") && out.contains("exactly 4") && !out.contains("LayerNorm"), "{out}");
     assert!(fails(&["numerics", "--addend", "nan"], 2).contains("finite"));
     assert!(fails(&["numerics", "--steps", "0"], 2).contains("--steps"));
+    let unused = fails(&["numerics", "autocast", "--addend", "0.5"], 2);
+    assert!(unused.contains("--addend is unused: it goes with the experiment accumulation"), "{unused}");
     assert!(fails(&["numerics", "--json", "/no/such/folder/x.json"], 1).contains("/no/such/folder/x.json"));
 }
 
@@ -152,6 +154,8 @@ fn profile_adds_up_to_the_step() {
     let nvtx = fails(&[&["profile", "--nvtx", "--context", "8"][..], &TINY].concat(), 1);
     assert!(nvtx.contains("NVTX") && nvtx.contains("nsys"), "{nvtx}");
     assert!(fails(&["profile", "--steps", "0"], 2).contains("--steps"));
+    let unused = fails(&["profile", "--bucket-mb", "5"], 2);
+    assert!(unused.contains("--bucket-mb is unused: it goes with --ddp, --shard or --ranks"), "{unused}");
 }
 
 #[test]

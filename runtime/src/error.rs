@@ -12,6 +12,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 const ON_THE_CPU: &str = "kernels also run on the CPU: use `Device::cpu()`, or `Device::best()` with TILEWRIGHT_DEVICE unset or \
                           set to `cpu`";
 
+/// Help for a grid that is too large along an axis.
+fn grid_help(axis: char) -> &'static str {
+    match axis {
+        'x' => "use larger tiles, or programs that loop over several of them",
+        _ => {
+            "launch the kernel for parts of this axis, or let the x axis count these programs, which has the limit \
+             2147483647"
+        }
+    }
+}
+
 /// The error type. Fields named `kernel` hold the kernel's name and source location, as in "`matmul` (src/lib.rs:12)".
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -106,7 +117,7 @@ pub enum Error {
     )]
     RangeAssumption { kernel: String, place: String, at_least: i64, found: i128 },
 
-    #[error("kernel {kernel}: the grid's {axis} extent is {found}, the limit is {limit}")]
+    #[error("kernel {kernel}: the grid's {axis} extent is {found}, the limit is {limit}\n  help: {}", grid_help(*axis))]
     GridLimit { kernel: String, axis: char, found: u32, limit: u32 },
 
     #[error(
@@ -190,6 +201,12 @@ pub enum Error {
 
     #[error("kernel `{kernel}` cannot be compiled ahead of time: {message}\n  help: {help}")]
     AheadOfTime { kernel: &'static str, message: String, help: String },
+
+    #[error(
+        "kernel `{kernel}` cannot be compiled ahead of time: the configuration depends on the constant `{name}`, which \
+         has no value\n  help: give the constant `{name}`"
+    )]
+    NoConstant { kernel: &'static str, name: &'static str },
 
     #[error("cannot write {}: {reason}", path.display())]
     WriteFile { path: std::path::PathBuf, reason: String },

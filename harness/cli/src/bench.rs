@@ -83,6 +83,7 @@ struct Row {
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let Arguments { launch, record, inputs: Inputs { input, .. }, .. } = arguments;
+    arguments.outputs.expect_no_plot()?;
     arguments.outputs.protecting_inputs(input).check_with(record)?;
     let def = kernels.find(&launch.kernel)?;
     let device = device::open(arguments.device)?;

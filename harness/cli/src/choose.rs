@@ -2,8 +2,9 @@
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
+use tilewright_codegen::target::Target;
 use tilewright_runtime::autotune::{Autotune, Config, Source};
-use tilewright_runtime::terminal;
+use tilewright_runtime::{Error, terminal};
 
 use crate::{CliError, Result};
 
@@ -166,6 +167,26 @@ pub fn without(config: &Config, given: &[(&str, ConstValue)]) -> Config {
     config
 }
 
+/// As [`Autotune::configuration_for`], with errors that say what to write on the command line.
+///
+/// # Errors
+/// As [`Autotune::configuration_for`].
+pub fn configuration_for(
+    autotune: &Autotune,
+    target: &Target,
+    dtypes: &[DType],
+    constant: &dyn Fn(&str) -> Option<ConstValue>,
+    size: &dyn Fn(&str) -> Option<i64>,
+) -> Result<(Config, Source)> {
+    autotune.configuration_for(target, dtypes, constant, size).map_err(|error| match error {
+        Error::NoConstant { kernel, name } => CliError::usage(
+            format!("kernel `{kernel}` needs a value for {name}, on which its configurations depend"),
+            format!("--set {name}=…"),
+        ),
+        error => error.into(),
+    })
+}
+
 /// The origin of a configuration in words.
 pub fn origin(source: Source) -> &'static str {
     match source {
@@ -185,17 +206,32 @@ pub fn note_configuration(origin: &str, used: &Config) {
 /// Checks that every constant without a default has a value.
 ///
 /// # Errors
-/// A constant has no value; the message names all of them.
+/// A constant has no value; the message names those that do not follow from another one of them.
 pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<()> {
     let missing = missing_constants(def, given);
     if missing.is_empty() {
         return Ok(());
     }
-    let example: Vec<String> = missing.iter().map(|name| format!("{name}=…")).collect();
+    let unknown = |name: &str| heuristic_needs(def, given, name);
+    let asked: Vec<&str> = missing
+        .iter()
+        .copied()
+        .filter(|name| unknown(name).is_none_or(|needed| needed == *name || !missing.contains(&needed)))
+        .collect();
+    let example: Vec<String> = asked.iter().map(|name| format!("{name}=…")).collect();
+    let follows = asked.iter().filter_map(|name| Some(format!("; `{name}` follows from `{}`", unknown(name)?)));
     Err(CliError::usage(
-        format!("kernel `{}` needs a value for {}", def.name, missing.join(", ")),
-        format!("--set {}", example.join(",")),
+        format!("kernel `{}` needs a value for {}", def.name, asked.join(", ")),
+        format!("--set {}{}", example.join(","), follows.collect::<String>()),
     ))
+}
+
+/// The name of the value that the `#[heuristic(…)]` of a constant needs and that is not known; `None` without a
+/// heuristic.
+pub fn heuristic_needs(def: &KernelDef, given: &[(&str, ConstValue)], name: &str) -> Option<&'static str> {
+    let heuristic = def.params.iter().find(|p| p.name == name)?.heuristic?;
+    let known = |name: &'static str| self::given(given, name).or_else(|| def.default_of(name));
+    heuristic(&known).err()
 }
 
 /// Parses the element types of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`.
@@ -285,10 +321,15 @@ pub fn complete_dtypes(def: &KernelDef, chosen: Vec<Option<DType>>) -> Result<Ve
         .zip(chosen)
         .map(|(generic, dtype)| {
             let members = || generic.members().iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
+            // Without a name, the type would be that of the other type parameters too.
+            let option = match def.generics {
+                [_] => "--dtype TYPE".to_string(),
+                _ => format!("--dtype {}=TYPE", generic.name),
+            };
             dtype.ok_or_else(|| {
                 CliError::usage(
                     format!("kernel `{}` needs an element type for `{}`", def.name, generic.name),
-                    format!("--dtype TYPE, one of {}", members()),
+                    format!("{option}, one of {}", members()),
                 )
             })
         })

@@ -369,7 +369,7 @@ fn configuration(
         choose::given(constants, name).or_else(|| programs.filter(|_| name == choose::PROGRAMS).map(ConstValue::Int))
     };
     let size = |name: &str| known.iter().find(|(given, _)| *given == name).map(|(_, size)| *size);
-    let (config, source) = autotune.configuration_for(target, dtypes, &constant, &size)?;
+    let (config, source) = choose::configuration_for(autotune, target, dtypes, &constant, &size)?;
     let used = choose::without(&config, constants);
     choose::note_configuration(choose::origin(source), &used);
     constants.extend(used.constants);

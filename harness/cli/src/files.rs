@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -155,15 +155,50 @@ pub fn check_writable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a file for appending; creates it if it does not exist.
+/// Checks early whether a folder can be created, or files in it if it exists. Creates neither.
+///
+/// # Errors
+/// Errors of the file system; a path that is not a folder.
+pub fn check_folder(folder: &Path) -> io::Result<()> {
+    // The nearest ancestor that exists decides.
+    for ancestor in folder.ancestors() {
+        let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
+        match fs::metadata(ancestor) {
+            Ok(found) if found.is_dir() => return temporary(&ancestor.join("new"), None).map(drop),
+            Ok(_) => return Err(io::ErrorKind::NotADirectory.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+/// Whether a path is written in place, since it exists and is not a regular file: a pipe, a device or a descriptor.
+pub fn is_stream(path: &Path) -> bool {
+    matches!(Target::of(path), Ok(Target::Stream(_)))
+}
+
+/// Opens a file for appending lines; creates it if it does not exist. Ends its last line, which a program may have left unfinished.
 ///
 /// # Errors
 /// Errors of the file system.
 pub fn append(path: &Path) -> io::Result<File> {
-    match Target::of(path)? {
-        Target::Stream(stream) => stream.open(),
-        Target::File { path, .. } => OpenOptions::new().create(true).append(true).open(path),
+    let path = match Target::of(path)? {
+        Target::Stream(stream) => return stream.open(),
+        Target::File { path, .. } => path,
+    };
+    let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+    // Without the permission to read, lines are as they are.
+    let mut last = [b'\n'];
+    if let Ok(mut old) = File::open(&path)
+        && old.seek(SeekFrom::End(-1)).is_ok()
+    {
+        old.read_exact(&mut last)?;
     }
+    if last != [b'\n'] {
+        file.write_all(b"\n")?;
+    }
+    Ok(file)
 }
 
 fn write_buffered(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {

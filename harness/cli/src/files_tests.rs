@@ -42,6 +42,18 @@ fn a_failed_write_keeps_the_old_file() {
 }
 
 #[test]
+fn a_checked_folder_is_not_created() {
+    let (dir, path) = with_file();
+    let place = |name: &str| dir.path().join(name);
+    check_folder(dir.path()).unwrap();
+    check_folder(&place("new/folder")).unwrap();
+    assert_eq!(check_folder(&path).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+    assert!(check_folder(&path.join("new")).is_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert!(is_stream(Path::new("/dev/null")) && !is_stream(&path) && !is_stream(&place("new")));
+}
+
+#[test]
 fn links_are_written_through() {
     let (dir, path) = with_file();
     let place = |name: &str| dir.path().join(name);
@@ -58,7 +70,7 @@ fn links_are_written_through() {
     symlink("round", place("round")).unwrap();
     assert!(write(&place("round"), "").is_err() && check_writable(&place("round")).is_err());
     append(&place("link")).unwrap().write_all(b"er").unwrap();
-    assert_eq!(fs::read(&path).unwrap(), b"newer");
+    assert_eq!(fs::read(&path).unwrap(), b"new\ner");
 }
 
 #[test]
@@ -235,4 +247,14 @@ fn errors_hide_the_temporary_path() {
     let missing = tempfile::Builder::new().tempfile_in("/no/such/folder").unwrap_err();
     let quoted = without_temporary_name(&missing);
     assert!(quoted.contains("os error 2") && !quoted.contains("/no/such"), "{quoted}");
+}
+
+#[test]
+fn appended_lines_follow_an_unfinished_one() {
+    let (_dir, path) = with_file();
+    for (before, after) in [("", "new\n"), ("whole\n", "whole\nnew\n"), ("cut", "cut\nnew\n")] {
+        fs::write(&path, before).unwrap();
+        writeln!(append(&path).unwrap(), "new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), after);
+    }
 }

@@ -40,6 +40,7 @@ pub mod explain;
 pub mod files;
 pub mod kernels;
 pub mod list;
+mod missing;
 pub mod output;
 mod program;
 pub mod report;

@@ -19,10 +19,10 @@ use crate::bind::{self, Extents, Strides};
 use crate::compile::Options;
 use crate::device::{self, DeviceArg};
 use crate::files;
+use crate::missing::CommandLine;
 use crate::tensors::{self, Contents, OnDevice, Tensor};
 use crate::tuned::Plan;
 use crate::{CliError, Kernels, Result, choose, shapes};
-use tilewright_runtime::escape::printable;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -163,9 +163,8 @@ impl Job {
             let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
             return Err(CliError::usage(message, "omit it: --shape is for tensors that are not in the input file"));
         }
-        // Other unknown values may result from a missing tensor: report that tensor first.
-        let or_missing = |error| check_given(def, &given, &[], &source, &names).err().unwrap_or(error);
-        let dtypes = choose::complete_dtypes(def, element_types(def, &given, &arguments.dtype)?).map_err(or_missing)?;
+        let command_line = CommandLine { def, given: &given, source: &source, names: &names };
+        let dtypes = command_line.complete_types(element_types(def, &given, &arguments.dtype)?, &constants)?;
         let strides = bind::strides(def);
 
         let mut extents = Extents::default();
@@ -194,14 +193,10 @@ impl Job {
         let arg: Vec<_> =
             def.params.iter().filter(is_given).map(|p| (p.name, ConstValue::from_text(words[p.name]))).collect();
         constants.extend(def.heuristics(&|name| extents.value(&[&constants[..], &arg].concat(), name)));
-        // A dimension of a missing tensor gives the constants of its name.
-        let is_dim = |name: &str| strides.values().any(|strides| strides.dims.contains(&Some(name)));
-        let missing = choose::missing_constants(def, &constants);
-        let or_tensor = |error| if missing.iter().any(|name| is_dim(name)) { or_missing(error) } else { error };
-        choose::check_complete(def, &constants).map_err(or_tensor)?;
+        command_line.check_constants(&constants, &strides)?;
         let func = recorded(def, &dtypes, &constants)?;
         let (unused, unread) = (unused_memory(def, &func), unread_memory(def, &func));
-        check_given(def, &given, &unread, &source, &names)?;
+        command_line.check_tensors(&unread)?;
 
         let mut memory = BTreeMap::new();
         for (param, elem) in memory_params(def) {
@@ -466,38 +461,6 @@ fn given_tensors(def: &'static KernelDef, file: Vec<(String, Tensor)>) -> BTreeM
     let mut by_name: BTreeMap<String, Tensor> =
         file.into_iter().map(|(name, tensor)| (def.param_name(&name).to_string(), tensor)).collect();
     memory_params(def).filter_map(|(p, _)| Some((p.name, by_name.remove(p.name)?))).collect()
-}
-
-/// Checks that every tensor that the kernel reads is given; `names` are the given ones.
-fn check_given(
-    def: &'static KernelDef,
-    given: &BTreeMap<&'static str, Tensor>,
-    unread: &[&'static str],
-    source: &Source,
-    names: &[String],
-) -> Result<()> {
-    let missing = memory_params(def).find(|(param, _)| {
-        let read = !matches!(param.kind, ParamKind::Out(_)) && !unread.contains(&param.name);
-        read && !given.contains_key(param.name)
-    });
-    let Some((param, _)) = missing else { return Ok(()) };
-    let shown: Vec<String> = names.iter().map(|name| printable(name)).collect();
-    let names: Vec<&str> = shown.iter().map(String::as_str).collect();
-    let name = param.name;
-    let (message, help) = match source {
-        Source::File(file) => (
-            format!("{file} has no tensor `{name}`, which `{}` reads", def.name),
-            choose::suggest(name, &names, "the file has"),
-        ),
-        Source::Shapes(file) => {
-            let in_file = file.as_ref().map(|file| format!(", or a tensor `{name}` in {file}")).unwrap_or_default();
-            (
-                format!("kernel `{}` reads the tensor `{name}`, which is not given", def.name),
-                format!("--shape {name}=… in numbers{in_file}; {}", choose::suggest(name, &names, "given are")),
-            )
-        }
-    };
-    Err(CliError::usage(message, help))
 }
 
 /// Records the kernel with these types and constants, and removes dead code.

@@ -151,7 +151,7 @@ impl<'a> TunedLaunch<'a> {
             Some(ConstValue::Bool(b)) => Some(b.into()),
             _ => None,
         };
-        Ok(self.autotune.configuration_for(&device.target(), &self.small.dtypes, &constant, &size)?.0)
+        Ok(choose::configuration_for(self.autotune, &device.target(), &self.small.dtypes, &constant, &size)?.0)
     }
 
     /// The configuration of the launch on a device; while [`autotune::tuning`], the fastest one.

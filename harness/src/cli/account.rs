@@ -145,10 +145,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             Ok(outputs.write(ddp(arguments)?, out)?)
         }
         Subject::Memory(arguments) => {
+            arguments.outputs.expect_no_plot()?;
             arguments.outputs.check()?;
             Ok(arguments.outputs.write(memory(arguments), out)?)
         }
         Subject::Fsdp(arguments) => {
+            arguments.outputs.expect_no_plot()?;
             arguments.outputs.check()?;
             Ok(arguments.outputs.write(fsdp(arguments), out)?)
         }

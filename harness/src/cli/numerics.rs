@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Args, ValueEnum};
 
 use super::device::{self, DeviceArg, open};
-use super::{Result, products, value_parsers};
+use super::{CliError, Result, products, value_parsers};
 use crate::numerics::{accumulate, autocast, norm, scaling};
 use crate::report::{Outputs, Report};
 
@@ -19,12 +19,12 @@ pub struct Arguments {
     /// Experiments to run; all of them by default
     #[arg(value_enum)]
     experiments: Vec<Experiment>,
-    /// Addend of the accumulation
-    #[arg(long, default_value_t = ADDEND, value_parser = value_parsers::finite)]
-    addend: f64,
-    /// Number of additions
-    #[arg(long, default_value_t = STEPS, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    steps: u32,
+    /// Addend of the accumulation. Default: 0.01
+    #[arg(long, value_parser = value_parsers::finite)]
+    addend: Option<f64>,
+    /// Number of additions of the accumulation. Default: 1000
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    steps: Option<u32>,
     /// Device of the products: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
@@ -47,9 +47,31 @@ pub enum Experiment {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.check_experiments()?;
     arguments.outputs.check()?;
-    let report = report(&arguments.experiments, arguments.addend, arguments.steps, arguments.device)?;
+    let (addend, steps) = (arguments.addend.unwrap_or(ADDEND), arguments.steps.unwrap_or(STEPS));
+    let report = report(&arguments.experiments, addend, steps, arguments.device)?;
     Ok(arguments.outputs.write(report, out)?)
+}
+
+impl Arguments {
+    /// # Errors
+    /// An option of an experiment that does not run.
+    fn check_experiments(&self) -> Result<()> {
+        let options = [
+            (Experiment::Accumulation, "accumulation", "--addend", self.addend.is_some()),
+            (Experiment::Accumulation, "accumulation", "--steps", self.steps.is_some()),
+            (Experiment::Products, "products", "--device", self.device.is_some()),
+        ];
+        let runs = |experiment: &Experiment| self.experiments.is_empty() || self.experiments.contains(experiment);
+        match options.iter().find(|(experiment, _, _, is_given)| *is_given && !runs(experiment)) {
+            None => Ok(()),
+            Some((_, name, option, _)) => {
+                let message = format!("{option} is unused: it goes with the experiment {name}");
+                Err(CliError::usage(message, format!("omit it, or name {name} too")))
+            }
+        }
+    }
 }
 
 /// Runs the experiments, or all of them if `experiments` is empty, and returns their report.

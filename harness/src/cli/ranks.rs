@@ -103,6 +103,18 @@ pub fn reserve_sms(word: &str) -> Result<ReserveSms, String> {
 }
 
 impl RankOptions {
+    /// The first option that has an effect with several ranks only.
+    pub fn of_several_ranks(&self) -> Option<&'static str> {
+        let options = [
+            ("--bucket-mb", self.bucket_mb.is_some()),
+            ("--comm-dtype", self.comm_dtype.is_some()),
+            ("--nccl-ctas", self.nccl_ctas.is_some()),
+            ("--copy-engines", self.copy_engines),
+            ("--reserve-sms", self.reserve_sms.is_some()),
+        ];
+        options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
+
     /// Returns the data-parallel options: from the command line, else from `before` (the checkpoint), else the
     /// defaults.
     pub fn data_parallel_options(&self, comm: Arc<Communicator>, before: Option<RankSettings>) -> DataParallelOptions {

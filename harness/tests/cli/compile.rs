@@ -232,6 +232,22 @@ fn without_constants_the_configuration_is_the_shipped_one() {
 }
 
 #[test]
+fn missing_constants_are_named_with_what_to_write() {
+    let dir = tempfile::tempdir().unwrap();
+    for (kernel, message, help) in [
+        ("softmax_rows", "needs a value for d_tile, on which its configurations depend", "--set d_tile=…"),
+        ("flash_attention_fwd", "needs a value for d, on which its configurations depend", "--set d=…"),
+        // Those that follow from `d` are not asked for.
+        ("flash_attention_bwd_sinks", "needs a value for d, q_tile", "--set d=…,q_tile=…"),
+        ("flash_attention_bwd_preprocess", "needs a value for d, q_tile", "--set d=…,q_tile=…"),
+    ] {
+        let words = ["compile", kernel, "--target", "sm_90a", "--dtype", "bf16", "-o", "o"];
+        let error = tilewright(dir.path(), &words).fails(2);
+        assert!(error.contains(&format!("kernel `{kernel}` {message}\n  help: {help}\n")), "{error}");
+    }
+}
+
+#[test]
 fn dumps_are_printed_for_the_stage_and_kernel_that_are_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let dump = |request: &str| {

@@ -19,12 +19,12 @@ fn without_tools_ptx_is_explained_and_missing_tools_are_named() {
         assert!(text.contains(part), "{part}: {out}");
     }
     // The configuration for this problem in the shipped table of the H200.
-    assert!(
-        out.contains(
-            "q_tile=64 k_tile=128 replicas=3 persistent=true d_v_tile=64 group=1 even_keys=true page=0 num_warps=4"
-        ),
-        "{out}"
-    );
+    for part in [
+        "q_tile=64 k_tile=128 replicas=3 persistent=true ",
+        " d_tile=64 d_v_tile=64 group=1 even_keys=true page=0 num_warps=4",
+    ] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
     // 4 · 16 · 16384² · 64 / 2 FLOP at 687 TFLOP/s take 800 µs, 61.9 % of 1.293 ms.
     let markdown = std::fs::read_to_string(dir.path().join("e.md")).unwrap();
     let compute = markdown.lines().find(|line| line.starts_with("| compute")).expect("a bound");
@@ -144,6 +144,21 @@ fn a_folder_of_pictures_that_is_a_file_is_refused_first() {
 }
 
 #[test]
+fn a_folder_of_pictures_is_created_for_pictures_only() {
+    let dir = TempDir::new().unwrap();
+    let explain = |more: &[&str]| {
+        let arguments = ["explain", "rms_norm_fwd", "--svg", "new/pictures"];
+        tilewright_with(dir.path(), &[&arguments[..], more].concat(), &BARE)
+    };
+    explain(&["--dtype", "i32"]).fails(2);
+    let error = explain(&["--plot", "plot.svg"]).fails(2);
+    assert!(error.contains("--plot is unused: this command draws no plot"), "{error}");
+    assert!(!dir.path().join("new").exists() && !dir.path().join("plot.svg").exists());
+    explain(&[]).ok();
+    assert!(std::fs::read_dir(dir.path().join("new/pictures")).unwrap().count() > 0);
+}
+
+#[test]
 fn mistakes_name_the_remedy() {
     let dir = TempDir::new().unwrap();
     let refused = |arguments: &[&str], reason: &str| {
@@ -161,6 +176,49 @@ fn mistakes_name_the_remedy() {
     refused(&["matmul", "--shape", "a=64,64", "--shape", "a=32,64"], "--shape names `a` twice");
     refused(&["matmul", "--set", "tile=5"], "no constant `tile`");
     refused(&["matmul", "--num-warps", "3"], "--num-warps cannot be 3");
+}
+
+#[test]
+fn element_types_that_compile_refuses_are_refused() {
+    let dir = TempDir::new().unwrap();
+    for (kernel, dtype) in [
+        ("cross_entropy_fwd", "f32"),
+        ("flash_attention_fwd", "f8e4m3"),
+        ("quantize_rows", "i32"),
+        ("quantize_rows", "T=i32,U=f8e4m3"),
+        ("softmax_rows", "i32"),
+        ("softmax_rows", "U=f32"),
+        ("softmax_rows", "T=bf16,f16"),
+        ("adamw", "G=f32,zzz"),
+        ("document_ranges_of_side", "bf16"),
+    ] {
+        let explained = tilewright(dir.path(), &["explain", kernel, "--dtype", dtype]).fails(2);
+        let compile = ["compile", kernel, "--target", "sm_90a", "--dtype", dtype, "-o", "o"];
+        assert_eq!(explained, tilewright(dir.path(), &compile).fails(2), "{kernel}, {dtype}");
+    }
+    let out = tilewright_with(dir.path(), &["explain", "cross_entropy_fwd", "--dtype", "T=f32"], &BARE).ok();
+    assert!(out.contains("cross_entropy_fwd f32 i64 for sm_90a"), "{out}");
+}
+
+#[test]
+fn constants_that_follow_from_extents_are_derived_or_asked_for() {
+    let dir = TempDir::new().unwrap();
+    let explain = |more: &[&str]| {
+        let arguments = ["explain", "quantize_rows", "--dtype", "T=bf16,U=f8e4m3"];
+        tilewright_with(dir.path(), &[&arguments[..], more].concat(), &BARE)
+    };
+    for (option, value, tile) in [
+        ("--shape", "x=1,2,256,100", "d_tile=128 "),
+        ("--shape", "y=1,2,256,20", "d_tile=32 "),
+        ("--assume", "d=48", "d_tile=64 "),
+        ("--set", "d_tile=16", "d_tile=16 "),
+    ] {
+        let out = explain(&[option, value]).ok();
+        assert!(out.contains(tile) && !out.contains("Assumed"), "{option} {value}: {out}");
+    }
+    let error = explain(&[]).fails(2);
+    assert!(error.contains("`quantize_rows` needs a value for d_tile"), "{error}");
+    assert!(error.contains("--set d_tile=…; `d_tile` follows from `d`"), "{error}");
 }
 
 #[test]

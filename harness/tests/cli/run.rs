@@ -232,6 +232,33 @@ fn undetermined_arguments_are_requested() {
     mistake("rank_sum", &[&ranks[..], &["--grid", "1"]].concat(), &["shape of `copy`"]);
 }
 
+/// A type that no tensor of the file has is asked for by its name, not by a tensor that has nothing to do with it.
+#[test]
+fn missing_types_are_requested_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let eight_bit = |name: &str| Named {
+        name: name.into(),
+        dtype: Dtype::F8_E4M3,
+        shape: vec![1, 2, 32, 32],
+        bytes: vec![0; 2 * 32 * 32],
+    };
+    write(dir.path(), &["q", "k", "v"].map(eight_bit));
+    let more = ["--arg", "scale=0.1", "--shape", "o=q", "--shape", "lse=batch,heads,n_q"];
+    let message = run(dir.path(), "flash_attention_fwd", &more).fails(2);
+    assert!(message.contains("`flash_attention_fwd` needs an element type for `R`"), "{message}");
+    assert!(message.contains("--dtype R=TYPE, one of f16, bf16, f32, f64") && !message.contains("sinks"), "{message}");
+    // The type is that of a missing tensor.
+    write(dir.path(), &[tensor("z", &[1, 2, 32, 32], &small(2048))]);
+    let message = run(dir.path(), "flash_attention_fwd", &more).fails(2);
+    assert!(message.contains("has no tensor `q`, which `flash_attention_fwd` reads"), "{message}");
+    let message = run(dir.path(), "quantize_rows", &["--dtype", "T=f32,U=f8e4m3"]).fails(2);
+    assert!(message.contains("has no tensor `x`, which `quantize_rows` reads"), "{message}");
+    // `d_tile` follows from the tensor.
+    write(dir.path(), &[tensor("x", &[1, 2, 130, 24], &small(2 * 130 * 24))]);
+    run(dir.path(), "quantize_rows", &["--dtype", "U=f8e4m3", "--shape", "descale=batch,heads,2"]).ok();
+    assert_eq!(output(dir.path(), "descale").0, [1, 2, 2]);
+}
+
 #[test]
 fn tensors_that_do_not_fit_the_kernel_are_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -366,11 +366,7 @@ impl Autotune {
             match self.key_part(key, dtypes, &values) {
                 Ok(part) => parts.push(part),
                 Err(name) if matches!(param(name), Some(ParamKind::Constexpr { .. })) => {
-                    return Err(Error::AheadOfTime {
-                        kernel: self.def.name,
-                        message: format!("the configuration depends on the constant `{name}`, which has no value"),
-                        help: format!("give the constant `{name}`"),
-                    });
+                    return Err(Error::NoConstant { kernel: self.def.name, name });
                 }
                 Err(_) => {}
             }

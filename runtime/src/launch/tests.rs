@@ -193,7 +193,10 @@ fn invalid_arguments_are_reported_before_launch() {
         (with(0, LaunchArg::from(part_of_x)), vec!["`x`", "addresses divisible by 16"]),
         (with(1, LaunchArg::I64(-12)), vec!["`stride`", "values divisible by 8", "found -12"]),
         (with(2, LaunchArg::I32(2)), vec!["`step`", "the value 1", "found 2"]),
-        (launch([1, 70000, 1], &good).unwrap_err().to_string(), vec!["grid's y extent is 70000", "65535"]),
+        (
+            launch([1, 70000, 1], &good).unwrap_err().to_string(),
+            vec!["grid's y extent is 70000", "limit is 65535", "the x axis"],
+        ),
         (launch([u32::MAX, 1, 1], &good).unwrap_err().to_string(), vec!["x extent", "2147483647"]),
     ];
     for (message, parts) in cases {

@@ -17,6 +17,7 @@ use tilewright_codegen::explain::dots::{self, Place};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::target::{Code as TargetCode, CompileOptions, GpuArch, Target};
+use tilewright_runtime::terminal;
 
 use self::assemble::{Assembled, assemble};
 use self::code::{Code, Counts, classes, mma_count};
@@ -40,7 +41,7 @@ pub struct Arguments {
     /// Target: sm_80, sm_86, sm_89 or sm_90a
     #[arg(long, default_value = "sm_90a", value_parser = arch)]
     target: GpuArch,
-    /// Element types: `bf16` for all, or `T=bf16,U=f32`. Default: bf16 and i64
+    /// Element types: `bf16` for all, or `T=bf16,U=f32`. Default of type parameters without one: bf16, else i64
     #[arg(long, value_name = "TYPE")]
     dtype: Vec<String>,
     /// Constants of the kernel: `d=128,causal=true`. Default: the shipped tuned configuration, else common values
@@ -127,6 +128,7 @@ struct Facts {
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let mut outputs = arguments.outputs.protecting_inputs(arguments.record.iter().chain(&arguments.clocks));
+    outputs.expect_no_plot()?;
     outputs.check()?;
     if let Some(folder) = &arguments.svg {
         check_folder(folder)?;
@@ -249,17 +251,22 @@ pub fn pictures(
     Ok(pictures.map(|picture| (picture.name.clone(), picture.file())).collect())
 }
 
-/// Creates the folder of `--svg`, and checks that files can be written to it, before the kernel is compiled.
+/// Checks that files can be written to the folder of `--svg`, before the kernel is compiled.
 fn check_folder(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|error| CliError::file("create the folder", folder, error))?;
-    let file = folder.join("picture.svg");
-    crate::files::check_writable(&file).map_err(|error| CliError::file("write", &file, error))
+    let doing = if folder.is_dir() { "write to the folder" } else { "create the folder" };
+    crate::files::check_folder(folder).map_err(|error| CliError::file(doing, folder, error))
 }
 
-/// Writes each picture to a file of its name in the folder.
+/// Writes each picture to a file of its name in the folder, which is created if needed.
 fn write_pictures(folder: &Path, pictures: &[page::Picture], outputs: &Outputs, out: &mut dyn Write) -> Result<()> {
     let inputs = outputs.inputs.iter().map(PathBuf::as_path);
     let inputs: Vec<&Path> = inputs.chain(outputs.named()).collect();
+    if pictures.is_empty() {
+        let folder = folder.display();
+        terminal::print_stderr(format_args!("note: nothing is written to {folder}: this kernel has no pictures"));
+        return Ok(());
+    }
+    std::fs::create_dir_all(folder).map_err(|error| CliError::file("create the folder", folder, error))?;
     for picture in pictures {
         let path = folder.join(format!("{}.svg", picture.name));
         crate::files::check_distinct(&[&path], &inputs).map_err(|clash| CliError::Failure(clash.to_string()))?;

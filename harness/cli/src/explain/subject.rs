@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use tilewright_codegen::ir::DType;
-use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, GenericDef, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::schedule::given;
 use tilewright_codegen::target::{self, GpuArch, Target};
 use tilewright_runtime::autotune::Config;
@@ -27,14 +27,17 @@ pub struct Subject {
 impl Subject {
     pub fn new(arguments: &Arguments, kernels: &Kernels, row: Option<&Row>) -> Result<Subject> {
         let (def, hints) = (kernels.find(&arguments.kernel)?, kernels.hints());
-        let words = match row.filter(|_| arguments.dtype.is_empty()) {
-            // The kernel may have no type parameter for the row's dtype.
-            Some(row) => complete_types(def, std::slice::from_ref(&row.dtype)).or_else(|_| complete_types(def, &[]))?,
-            None => complete_types(def, &arguments.dtype)?,
+        let dtypes = match row.filter(|_| arguments.dtype.is_empty()) {
+            Some(row) => types_of_row(def, &row.dtype)?,
+            None => with_usual_types(def, choose::partial_dtypes(def, &arguments.dtype)?)?,
         };
-        let dtypes = choose::dtypes(def, &words)?;
         let mut constants = choose::constants(def, &arguments.set)?;
-        let extents = extents(def, hints, arguments, row)?;
+        let specialization = match arguments.assume.is_empty() {
+            true => dense(def),
+            false => assumptions(def, &arguments.assume)?,
+        };
+        let mut extents = extents(def, hints, arguments, row)?;
+        add_assumed(def, &specialization, &mut extents);
         let mut notes = Vec::new();
         if let Some(case) = row.and_then(|row| row.case.as_deref()) {
             for (name, value) in hints.record_constants(case) {
@@ -51,8 +54,8 @@ impl Subject {
                 default_constants(def, hints, &extents, autotune.tuned, &mut constants, &mut assumed);
                 let constant = |name: &str| choose::given(&constants, name);
                 let size = |name: &str| extents.of_name(name).ok().flatten();
-                let (config, _) =
-                    autotune.configuration_for(&Target::Nvptx(arguments.target), &dtypes, &constant, &size)?;
+                let target = Target::Nvptx(arguments.target);
+                let (config, _) = choose::configuration_for(autotune, &target, &dtypes, &constant, &size)?;
                 for (name, value) in &config.constants {
                     if !constants.iter().any(|(known, _)| known == name) {
                         constants.push((name, value.clone()));
@@ -72,10 +75,6 @@ impl Subject {
             notes.push(format!("Assumed: {}. Change with --set.", assumed.join(", ")));
         }
         let options = arguments.options.over(config.options());
-        let specialization = match arguments.assume.is_empty() {
-            true => dense(def),
-            false => assumptions(def, &arguments.assume)?,
-        };
         let target = Target::Nvptx(arguments.target);
         let options = options.compile_options()?;
         let request = Request { def, dtypes, constants, specialization, target, options };
@@ -180,46 +179,38 @@ impl Subject {
     }
 }
 
-/// Completes `--dtype` with a default type for every parameter without one.
+/// Completes element types with a usual type for every parameter without one: bf16, else i64.
 ///
 /// # Errors
-/// A type without `=` that no parameter can have.
-fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
-    choose::check_types(words)?;
-    let parts: Vec<&str> = choose::comma_separated(words).collect();
-    let for_all = parts.iter().rfind(|part| !part.contains('='));
-    let mut unused: Vec<&&str> = parts.iter().filter(|part| !part.contains('=')).collect();
-    let mut all: Vec<String> = parts.iter().filter(|part| part.contains('=')).map(|part| part.to_string()).collect();
-    for generic in def.generics {
-        if all.iter().any(|word| word.split('=').next().map(str::trim) == Some(generic.name)) {
-            continue;
-        }
+/// A parameter that can be neither.
+fn with_usual_types(def: &KernelDef, chosen: Vec<Option<DType>>) -> Result<Vec<DType>> {
+    let usual = |generic: &GenericDef| {
         let members = generic.members();
-        let usual = [DType::BF16, DType::I64].into_iter().find(|dtype| members.contains(dtype));
-        let given = for_all.filter(|word| DType::from_name(word).is_none_or(|dtype| members.contains(&dtype)));
-        match (given, usual) {
-            (Some(word), _) => {
-                all.push(format!("{}={word}", generic.name));
-                unused.retain(|other| !std::ptr::eq(*other, word));
-            }
-            (None, Some(dtype)) => all.push(format!("{}={dtype}", generic.name)),
-            (None, None) => {}
-        }
-    }
-    match unused.first() {
-        None => Ok(all),
-        Some(word) => {
-            let takes = def.generics.iter().map(|generic| {
-                let members: Vec<&str> = generic.members().iter().map(|dtype| dtype.name()).collect();
-                format!("`{}` can be {}", generic.name, members.join(", "))
-            });
-            let takes = takes.collect::<Vec<_>>().join("; ");
-            let help =
-                if takes.is_empty() { "omit it: the kernel's signature fixes all element types".into() } else { takes };
-            Err(CliError::usage(
-                format!("--dtype {word} is unused: no type parameter of `{}` can be that type", def.name),
-                help,
-            ))
+        [DType::BF16, DType::I64].into_iter().find(|dtype| members.contains(dtype))
+    };
+    let all = def.generics.iter().zip(chosen).map(|(generic, dtype)| dtype.or_else(|| usual(generic)));
+    choose::complete_dtypes(def, all.collect())
+}
+
+/// The element types of a record row: its type for the parameters that can have it. The kernel may have none.
+///
+/// # Errors
+/// As [`with_usual_types`], and the name of an unknown type.
+fn types_of_row(def: &KernelDef, name: &str) -> Result<Vec<DType>> {
+    let Some(dtype) = DType::from_name(name) else {
+        let help = "a row of a benchmark has the name of an element type, such as bf16, as `dtype`";
+        return Err(CliError::usage(format!("the row of the record has the dtype `{name}`"), help));
+    };
+    let of_row = |generic: &GenericDef| Some(dtype).filter(|dtype| generic.members().contains(dtype));
+    with_usual_types(def, def.generics.iter().map(of_row).collect())
+}
+
+/// Adds the values of arguments that are assumed to be equal to a number, unless a shape gives them.
+fn add_assumed(def: &KernelDef, specialization: &Specialization, extents: &mut Extents) {
+    let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    for (param, assumed) in passed.zip(&specialization.args) {
+        if let (Some(value), Ok(None)) = (assumed.equal_to, extents.of_name(param.name)) {
+            extents.add_number(param.name, value);
         }
     }
 }
@@ -271,7 +262,7 @@ fn apply_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'stat
     }
 }
 
-/// Sets missing constants to common values, which may depend on extents.
+/// Sets missing constants to common values, which may depend on extents. Those with a heuristic follow from others.
 fn default_constants(
     def: &KernelDef,
     hints: &dyn Hints,
@@ -280,8 +271,9 @@ fn default_constants(
     constants: &mut Vec<(&'static str, ConstValue)>,
     assumed: &mut Vec<String>,
 ) {
+    let follows = |name: &str| def.params.iter().any(|p| p.name == name && p.heuristic.is_some());
     let missing = choose::missing_constants(def, constants);
-    for name in missing.into_iter().filter(|name| !tuned.contains(name)) {
+    for name in missing.into_iter().filter(|name| !tuned.contains(name) && !follows(name)) {
         let dims = def.dims.iter().filter_map(|&dim| Some((dim, extents.value(&[], dim)?)));
         let known: Vec<_> = constants.iter().cloned().chain(dims).collect();
         if let Some(value) = hints.constant(name, &known) {

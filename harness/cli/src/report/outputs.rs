@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use tilewright_runtime::terminal;
 
 use super::{Machine, Report, format};
-use crate::files;
+use crate::{CliError, files};
 
 /// Output files of a command. Flatten it into the arguments of a command; call [`Outputs::check`] before a long
 /// measurement and [`Outputs::write`] after it.
@@ -17,7 +18,8 @@ pub struct Outputs {
     /// Write tables, plots and machine as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the table as CSV; if there are several, later ones go to FILE with their name appended
+    /// Write the table as CSV; if there are several, later ones go to FILE with their name appended, or all to a pipe or
+    /// device
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
     /// Write the tables as Markdown
@@ -69,7 +71,7 @@ impl Outputs {
     }
 
     /// Checks before a measurement that all folders exist, that files can be written, and that no file is used twice.
-    /// Creates the folder of `--out`.
+    /// Creates the folder of `--out` only if it is to have one of the other files.
     ///
     /// # Errors
     /// The first file or folder that cannot be written.
@@ -82,12 +84,18 @@ impl Outputs {
     /// # Errors
     /// As [`Outputs::check`].
     pub fn check_with<'a>(&'a self, others: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Error> {
-        if let Some(folder) = &self.out {
-            fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
-            check(&folder.join("report"))?;
-        }
         let mut files: Vec<&Path> = self.named().collect();
         files.extend(others.into_iter().map(PathBuf::as_path));
+        if let Some(folder) = &self.out {
+            let found = match (folder.is_dir(), files.iter().any(|file| file.starts_with(folder))) {
+                (false, false) => files::check_folder(folder),
+                _ => fs::create_dir_all(folder),
+            };
+            found.map_err(|source| Error::Folder { path: folder.clone(), source })?;
+            if folder.is_dir() {
+                check(&folder.join("report"))?;
+            }
+        }
         files::check_distinct(&files, &self.inputs())?;
         files.into_iter().try_for_each(check)
     }
@@ -102,7 +110,22 @@ impl Outputs {
         self.inputs.iter().map(PathBuf::as_path).collect()
     }
 
-    /// Prints the report to `out`, then writes the requested files and prints their names.
+    /// Refuses `--plot`, for a command whose reports have tables only.
+    ///
+    /// # Errors
+    /// `--plot` is given.
+    pub fn expect_no_plot(&self) -> crate::Result<()> {
+        match &self.plot {
+            None => Ok(()),
+            Some(_) => Err(CliError::usage(
+                "--plot is unused: this command draws no plot",
+                "omit it; --csv, --json, --markdown, --latex and --html write the tables",
+            )),
+        }
+    }
+
+    /// Prints the report to `out`, then writes the requested files and prints their names. Says on standard error that the
+    /// report has no plot for `--plot`.
     ///
     /// # Errors
     /// A file or `out` cannot be written. Each file is either complete or as it was before.
@@ -111,6 +134,10 @@ impl Outputs {
         write!(out, "{}", report.to_text())?;
         for path in self.write_files(&report)? {
             writeln!(out, "wrote {}", path.display())?;
+        }
+        if let Some(path) = self.plot.as_ref().filter(|_| report.images().is_empty()) {
+            let path = path.display();
+            terminal::print_stderr(format_args!("note: --plot {path} is not written: these results have no plot"));
         }
         Ok(())
     }
@@ -121,23 +148,23 @@ impl Outputs {
         report
     }
 
-    /// Writes the files without printing, and returns their names in order.
+    /// Writes the files without printing, and returns their names in order. Where one cannot be written, the others are.
     ///
     /// # Errors
-    /// As [`Outputs::write`].
+    /// As [`Outputs::write`]: the first of them.
     pub fn write_files(&self, report: &Report) -> Result<Vec<PathBuf>, Error> {
         if let Some(folder) = &self.out {
             fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
         }
-        let mut written = Vec::new();
-        for (path, text) in self.files(report) {
+        let write = |(path, text): (PathBuf, String)| -> Result<PathBuf, Error> {
             // File names in a folder are known only here.
             files::check_distinct(&[&path], &self.inputs())?;
             files::replace(&path, |file| file.write_all(text.as_bytes()))
                 .map_err(|source| Error::Write { path: path.clone(), source })?;
-            written.push(path);
-        }
-        Ok(written)
+            Ok(path)
+        };
+        let results: Vec<_> = self.files(report).into_iter().map(write).collect();
+        results.into_iter().collect()
     }
 
     /// Paths and contents of all files.
@@ -165,7 +192,7 @@ fn check(path: &Path) -> Result<(), Error> {
 }
 
 /// Paths for several outputs of one format. The first one gets the named file, later ones the named file with their own
-/// name appended; in a folder each has its own name.
+/// name appended; in a folder each has its own name. A pipe or a device gets all of them, with an empty line between.
 fn numbered_files(
     file: Option<&Path>,
     folder: Option<&Path>,
@@ -178,6 +205,12 @@ fn numbered_files(
         path.with_file_name(format!("{stem}-{name}{end}"))
     };
     let mut files = Vec::new();
+    let stream = file.filter(|path| !things.is_empty() && files::is_stream(path));
+    files.extend(stream.map(|path| {
+        let texts: Vec<&str> = things.iter().map(|(_, text)| text.as_str()).collect();
+        (path.to_path_buf(), texts.join("\n"))
+    }));
+    let file = file.filter(|_| stream.is_none());
     for (i, (name, text)) in things.iter().enumerate() {
         let named = file.map(|path| if i == 0 { path.to_path_buf() } else { with_name_suffix(path, name) });
         let in_folder = folder.map(|folder| folder.join(format!("{name}.{extension}")));

@@ -1,3 +1,5 @@
+use std::io::{Read, Seek};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use super::*;
@@ -224,6 +226,7 @@ fn every_format_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let outputs = outputs(folder.path());
     outputs.check().unwrap();
+    assert!(!folder.path().join("all").exists());
     let mut printed = Vec::new();
     outputs.write(report(), &mut printed).unwrap();
     let printed = String::from_utf8(printed).unwrap();
@@ -245,6 +248,49 @@ fn every_format_is_written() {
     }
     let left = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 4, "a temporary file was left");
+}
+
+/// Nothing is written beside a device or a descriptor.
+#[test]
+fn streams_get_all_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let null = folder.path().join("null");
+    std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+    let outputs = Outputs { csv: Some(null.clone()), plot: Some(null.clone()), ..Outputs::default() };
+    outputs.check().unwrap();
+    assert_eq!(outputs.write_files(&report()).unwrap(), [null.clone(), null]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+
+    let mut file = tempfile::tempfile().unwrap();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let outputs = Outputs { csv: Some(path.into()), ..Outputs::default() };
+    outputs.write_files(&report()).unwrap();
+    file.rewind().unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    let tables: Vec<String> = report().tables().map(super::format::data::csv).collect();
+    assert_eq!(text, tables.join("\n"));
+}
+
+#[test]
+fn a_file_that_cannot_be_written_leaves_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let csv = folder.path().join("good.csv");
+    let outputs = Outputs { json: Some("/dev/full".into()), csv: Some(csv.clone()), ..Outputs::default() };
+    let error = outputs.write_files(&report()).unwrap_err().to_string();
+    assert!(error.contains("cannot write /dev/full"), "{error}");
+    assert!(csv.metadata().unwrap().len() > 0);
+}
+
+#[test]
+fn plots_that_are_not_there_are_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let outputs = Outputs { plot: Some(folder.path().join("p.svg")), ..Outputs::default() };
+    let refused = outputs.expect_no_plot().unwrap_err().to_string();
+    assert!(refused.contains("--plot is unused"), "{refused}");
+    let tables = Report::new("t", "T").table(Table::new("t", "T", [Column::text("a")]));
+    outputs.write(tables, &mut Vec::new()).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]

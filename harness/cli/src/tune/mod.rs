@@ -77,6 +77,7 @@ pub fn tune<P: Problem>(problems: &[P], arguments: &Settings, kernels: &Kernels,
         out.flush()?;
         exit_without_cleanup();
     }
+    arguments.outputs.expect_no_plot()?;
     arguments.outputs.check_with(&arguments.export)?;
     let device = open(arguments.device)?;
     let mut table = arguments.export.as_deref().map(|path| read_export(path, &device, kernels)).transpose()?;

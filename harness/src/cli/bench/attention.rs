@@ -36,8 +36,8 @@ pub struct Arguments {
     /// Head dimensions, separated by commas. Default: 64,128, or 64 on the CPU
     #[arg(long, alias = "dim", value_delimiter = ',')]
     pub(super) head_dim: Vec<usize>,
-    /// Causal mask; `true,false` measures with and without
-    #[arg(long, value_delimiter = ',', default_value = "true,false", action = clap::ArgAction::Set)]
+    /// Causal mask; `true,false` measures with and without. Default: true,false, or true with --kinds
+    #[arg(long, value_delimiter = ',', action = clap::ArgAction::Set)]
     pub(super) causal: Vec<bool>,
     /// Element types, separated by commas: bf16, f16 or f32; f8e4m3 or f8e5m2 for the forward pass of tensors that are
     /// rounded to them, with a scale for each block of 128 rows. Default: bf16, or f32 on the CPU
@@ -57,7 +57,7 @@ pub struct Arguments {
     #[arg(long)]
     sweep: bool,
     /// Skip the backward pass
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["dkdv_tiles", "dq_tiles", "one_pass", "deterministic"])]
     forward_only: bool,
     #[command(flatten)]
     passes: Passes,
@@ -86,6 +86,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let seq_len = or(arguments.seq_len.as_slice(), &[16384], &[1024])[0];
     let default_dtype = [if device.is_cuda() { "bf16" } else { "f32" }.to_string()];
     let dtypes = if arguments.dtype.is_empty() { &default_dtype[..] } else { &arguments.dtype };
+    let causal_masks: &[bool] = match arguments.causal.as_slice() {
+        [] => &[true, false],
+        given => given,
+    };
     for d in or(&arguments.head_dim, &[64, 128], &[64]) {
         if [batch, heads, seq_len].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
@@ -93,7 +97,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
                 "--batch, --heads and --seq-len must be at least 1, head dimensions from 1 to 256",
             ));
         }
-        for &causal in &arguments.causal {
+        for &causal in causal_masks {
             let scale = f64::from(1.0 / (d as f32).sqrt());
             let modifiers = arguments.modifiers.of(seq_len, causal)?;
             let (n_q, n_k) = (seq_len, seq_len);

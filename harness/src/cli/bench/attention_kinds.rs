@@ -18,15 +18,31 @@ use crate::train;
 #[command(next_help_heading = "Attention under autograd")]
 pub struct Kinds {
     /// Time these implementations instead, forward and backward under autograd: naive, tiled or flash
-    #[arg(long, value_delimiter = ',', conflicts_with = "modifiers")]
+    #[arg(long, value_delimiter = ',', conflicts_with_all = WITHOUT_KINDS)]
     pub kinds: Vec<Attention>,
     /// With --kinds: sequence lengths of queries and keys. Default: 256 to 16384, or 256 to 1024 on the CPU
-    #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',')]
+    #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',', requires = "kinds")]
     seq_lens: Vec<usize>,
     /// With --kinds: number of measured runs. Default: 100, or 5 on the CPU
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "kinds")]
     runs: Option<usize>,
 }
+
+/// Options of the kernels alone: attention under autograd has one head, the tiles of a launch, and no rows to record.
+const WITHOUT_KINDS: [&str; 12] = [
+    "modifiers",
+    "heads",
+    "fwd_tiles",
+    "dkdv_tiles",
+    "dq_tiles",
+    "sweep",
+    "forward_only",
+    "one_pass",
+    "deterministic",
+    "record",
+    "warmup_ms",
+    "rep_ms",
+];
 
 /// One single-head attention problem.
 #[derive(Clone, Copy, Debug)]
@@ -173,6 +189,12 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
             "invalid shape of attention",
             "batch and sequence lengths must be at least 1, head dimensions from 1 to 256",
         ));
+    }
+    for (option, count) in [("--dtype", all.dtype.len()), ("--causal", all.causal.len())] {
+        if count > 1 {
+            let message = format!("{option} has {count} values with --kinds");
+            return Err(CliError::usage(message, "kinds are measured with one: run the command once for each"));
+        }
     }
     let dtype = match all.dtype.first().map(String::as_str) {
         Some(name) if name.starts_with("f8") => {

@@ -64,6 +64,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         let parts = startup::first_launch(arguments.common.device, d, since)?;
         return Ok(writeln!(out, "{}", serde_json::json!(parts))?);
     }
+    arguments.common.expect_no_times("--runs and --starts")?;
     let (device, mut recorder) = arguments.common.open("compile")?;
     let arch = arguments.target.or(device.gpu_arch()).unwrap_or(GpuArch::Sm90a);
     let mut first_of_process = true;

@@ -31,22 +31,23 @@ pub struct Arguments {
     /// Forms of gradient synchronization, separated by commas
     #[arg(long, value_delimiter = ',', default_values = GradSync::ALL.map(GradSync::name), value_parser = grad_sync())]
     form: Vec<GradSync>,
-    /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
-    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::value_parsers::bucket_mb)]
+    /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes). Default: 1,10,25,100,1000
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', value_parser = crate::cli::value_parsers::bucket_mb)]
     buckets: Vec<f64>,
     /// Communication dtypes of gradients: f32 (no rounding), bf16 or f16
     #[arg(long, alias = "wires", value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = comm_dtype)]
     comm_dtypes: Vec<CommDtype>,
-    /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed); 0 leaves it to NCCL
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [NCCL_CTAS])]
+    /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed). Default: 24; 0 leaves it
+    /// to NCCL
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
     ctas: Vec<u32>,
-    /// Use copy engines for communication during the backward pass, between GPUs of one host: off, on, or off,on for
-    /// both
-    #[arg(long, value_name = "SWITCH,…", value_enum, value_delimiter = ',', default_values_t = [Switch::Off])]
+    /// Use copy engines for communication during the backward pass, between GPUs of one host (overlap and bucketed):
+    /// off, on, or off,on for both. Default: off
+    #[arg(long, value_name = "SWITCH,…", value_enum, value_delimiter = ',')]
     copy_engines: Vec<Switch>,
-    /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
-    /// NCCL uses
-    #[arg(long, alias = "leave-sms", value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = reserve_sms)]
+    /// SMs reserved for communication (overlap and bucketed): matmuls use this many SMs fewer while gradients are in
+    /// flight. Default: auto, as many as NCCL uses
+    #[arg(long, alias = "leave-sms", value_name = "N,…", value_delimiter = ',', value_parser = reserve_sms)]
     reserve_sms: Vec<ReserveSms>,
     #[command(flatten)]
     outputs: Outputs,
@@ -56,6 +57,39 @@ pub struct Arguments {
 enum Switch {
     Off,
     On,
+}
+
+/// What is measured where the command line names nothing else.
+const BUCKETS: [f64; 5] = [1.0, 10.0, 25.0, 100.0, 1000.0];
+const CTAS: [u32; 1] = [NCCL_CTAS];
+const COPY_ENGINES: [Switch; 1] = [Switch::Off];
+const RESERVE_SMS: [ReserveSms; 1] = [ReserveSms(None)];
+
+/// The values of an option, or the default ones.
+fn or<'a, T>(given: &'a [T], default: &'a [T]) -> &'a [T] {
+    if given.is_empty() { default } else { given }
+}
+
+impl Arguments {
+    /// # Errors
+    /// An option of a form of gradient synchronization that is not measured.
+    fn check_forms(&self) -> Result<()> {
+        let overlap = self.form.contains(&GradSync::Overlap);
+        let bucketed = self.form.contains(&GradSync::Bucketed);
+        let options = [
+            ("--buckets", !self.buckets.is_empty() && !bucketed, "bucketed"),
+            ("--ctas", !self.ctas.is_empty() && !bucketed && !overlap, "overlap or bucketed"),
+            ("--copy-engines", !self.copy_engines.is_empty() && !bucketed && !overlap, "overlap or bucketed"),
+            ("--reserve-sms", !self.reserve_sms.is_empty() && !bucketed && !overlap, "overlap or bucketed"),
+        ];
+        match options.into_iter().find(|(_, is_unused, _)| *is_unused) {
+            None => Ok(()),
+            Some((option, _, form)) => {
+                let message = format!("{option} is unused: it goes with `--form {form}`");
+                Err(CliError::usage(message, format!("omit it, or add {form} to --form")))
+            }
+        }
+    }
 }
 
 /// A value of `--comm-dtypes`; `None` is f32.
@@ -311,6 +345,7 @@ struct World {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.check_forms()?;
     arguments.outputs.check()?;
     let work = &arguments.work;
     let models = work.models()?;
@@ -367,7 +402,7 @@ fn training_modes(arguments: &Arguments, config: &Config) -> impl Iterator<Item 
     let mut training_modes: Vec<TrainingMode> =
         f32_grads.into_iter().chain(bf16_grads).map(TrainingMode::SingleRank).collect();
     for &form in &arguments.form {
-        let buckets = if form == GradSync::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
+        let buckets = if form == GradSync::Bucketed { or(&arguments.buckets, &BUCKETS) } else { &[0.0] };
         let transports = match form {
             GradSync::Naive | GradSync::Flat => {
                 vec![Transport { copy_engines: false, nccl_ctas: 0, reserve_sms: None }]
@@ -406,12 +441,12 @@ struct Transport {
 /// Returns all transports to measure. Copy engines have no CTAs to limit.
 fn transports(arguments: &Arguments) -> Vec<Transport> {
     let mut transports = Vec::new();
-    for &switch in &arguments.copy_engines {
+    for &switch in or(&arguments.copy_engines, &COPY_ENGINES) {
         let copy_engines = switch == Switch::On;
-        let ctas = if copy_engines { &[NCCL_CTAS] } else { arguments.ctas.as_slice() };
+        let ctas: &[u32] = if copy_engines { &CTAS } else { or(&arguments.ctas, &CTAS) };
         for &nccl_ctas in ctas {
             let transport = |reserve: &ReserveSms| Transport { copy_engines, nccl_ctas, reserve_sms: reserve.0 };
-            transports.extend(arguments.reserve_sms.iter().map(transport));
+            transports.extend(or(&arguments.reserve_sms, &RESERVE_SMS).iter().map(transport));
         }
     }
     transports

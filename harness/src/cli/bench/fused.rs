@@ -20,8 +20,8 @@ pub struct Arguments {
     /// What to compare: attention, model, or both
     #[arg(long, value_enum, value_delimiter = ',', default_value = "attention,model")]
     subjects: Vec<Subject>,
-    /// Head dimensions of attention
-    #[arg(long, alias = "dims", value_name = "DIMS", value_delimiter = ',', default_value = "16,32,64,128")]
+    /// Head dimensions of attention. Default: 16,32,64,128
+    #[arg(long, alias = "dims", value_name = "DIMS", value_delimiter = ',')]
     head_dims: Vec<usize>,
     /// Sequence lengths of attention. Default: 256 to 16384, or 256 to 1024 on the CPU
     #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',')]
@@ -29,21 +29,21 @@ pub struct Arguments {
     /// Named model sizes: small, medium, large, xl, 2.7B. Default: all of them, or a small model on the CPU
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     sizes: Vec<String>,
-    /// Context lengths of models: tokens per sequence
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
+    /// Context lengths of models: tokens per sequence. Default: 128
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     contexts: Vec<usize>,
-    /// Precision of models
-    #[arg(long, default_value = "f32")]
-    precision: Precision,
+    /// Precision of models. Default: f32
+    #[arg(long)]
+    precision: Option<Precision>,
     /// Number of warm-up steps
     #[arg(long, value_name = "STEPS", default_value_t = 5)]
     warmup: usize,
     /// Number of measured runs of attention. Default: 100, or 5 on the CPU
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// Number of measured steps of models
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    steps: usize,
+    /// Number of measured steps of models. Default: 10
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
@@ -59,9 +59,42 @@ enum Subject {
     Model,
 }
 
+impl Arguments {
+    /// # Errors
+    /// An option of a subject that is not measured.
+    fn check_subjects(&self) -> Result<()> {
+        let options = [
+            (Subject::Attention, "attention", "--head-dims", !self.head_dims.is_empty()),
+            (Subject::Attention, "attention", "--seq-lens", !self.seq_lens.is_empty()),
+            (Subject::Attention, "attention", "--runs", self.runs.is_some()),
+            (Subject::Model, "model", "--sizes", !self.sizes.is_empty()),
+            (Subject::Model, "model", "--contexts", !self.contexts.is_empty()),
+            (Subject::Model, "model", "--precision", self.precision.is_some()),
+            (Subject::Model, "model", "--steps", self.steps.is_some()),
+        ];
+        match options.into_iter().find(|(subject, _, _, is_given)| *is_given && !self.subjects.contains(subject)) {
+            None => Ok(()),
+            Some((_, name, option, _)) => {
+                let message = format!("{option} is unused: it goes with `--subjects {name}`");
+                Err(CliError::usage(message, format!("omit it, or add {name} to --subjects")))
+            }
+        }
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision.unwrap_or(Precision::F32)
+    }
+
+    fn steps(&self) -> usize {
+        self.steps.unwrap_or(10)
+    }
+}
+
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.check_subjects()?;
+    arguments.outputs.expect_no_plot()?;
     arguments.outputs.check()?;
-    if arguments.steps == 0 || arguments.runs == Some(0) {
+    if arguments.steps == Some(0) || arguments.runs == Some(0) {
         return Err(CliError::usage("--steps or --runs is 0", "both must be at least 1"));
     }
     let device = model_device(arguments.device)?;
@@ -90,7 +123,11 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
         ([], false) => vec![256, 1024, 4096, 8192, 16384],
         (seq_lens, _) => seq_lens.to_vec(),
     };
-    if seq_lens.contains(&0) || arguments.head_dims.iter().any(|d| !(1..=256).contains(d)) {
+    let head_dims: &[usize] = match arguments.head_dims.as_slice() {
+        [] => &[16, 32, 64, 128],
+        given => given,
+    };
+    if seq_lens.contains(&0) || head_dims.iter().any(|d| !(1..=256).contains(d)) {
         return Err(CliError::usage(
             "invalid shape of attention",
             "sequence lengths must be at least 1, head dimensions from 1 to 256",
@@ -98,7 +135,7 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     }
     let runs = arguments.runs.unwrap_or(if device.is_cpu() { 5 } else { 100 });
     let mut cases = Vec::new();
-    for &d in &arguments.head_dims {
+    for &d in head_dims {
         for &seq_len in &seq_lens {
             for kind in [Attention::Naive, Attention::Flash] {
                 cases.push(attention_kinds::Case { kind, batch: 8, seq_len, d, causal: true, dtype: DType::F32 });
@@ -175,8 +212,12 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
     ];
     let mut table = Table::new("fused-model", "Whole models", columns);
     let mut param_cache = model::ParamCache::default();
+    let contexts: &[usize] = match arguments.contexts.as_slice() {
+        [] => &[128],
+        given => given,
+    };
     for size in sizes {
-        for &context in &arguments.contexts {
+        for &context in contexts {
             let base = match size {
                 None => Config { context, ..Config::default() },
                 Some(size) => Config::named(size, context).map_err(|error| CliError::Usage(error.to_string()))?,
@@ -184,7 +225,7 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
             let label = size.map_or_else(|| format!("{}×{}", base.layers, base.d_model), str::to_string);
             let mut unfused: Option<[Cell; 3]> = None;
             for Form { name: form, attention, fusion } in FORMS {
-                let config = Config { attention, fusion, precision: arguments.precision, ..base.clone() };
+                let config = Config { attention, fusion, precision: arguments.precision(), ..base.clone() };
                 let case = model::Case { size: label.clone(), config, batch: 4 };
                 let times = form_times(&case, arguments, device, &mut param_cache, &mut table.notes)?;
                 let slow = unfused.get_or_insert_with(|| times.clone());
@@ -199,7 +240,9 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
     table.notes.push(format!(
         "On {name}. Batch 4, {}. Mean ± standard deviation of {} steps after {} warm-up steps; a train step is \
          forward, backward, gradient clipping and AdamW. Gains are relative to tensor ops.",
-        arguments.precision, arguments.steps, arguments.warmup
+        arguments.precision(),
+        arguments.steps(),
+        arguments.warmup
     ));
     Ok(table)
 }
@@ -212,7 +255,7 @@ fn form_times(
     param_cache: &mut model::ParamCache,
     notes: &mut Vec<String>,
 ) -> Result<[Cell; 3]> {
-    let plan = model::Plan { warmup: arguments.warmup, steps: arguments.steps, seconds: None };
+    let plan = model::Plan { warmup: arguments.warmup, steps: arguments.steps(), seconds: None };
     let mut cells = [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory];
     for (cell, mode) in cells.iter_mut().zip([Mode::Forward, Mode::ForwardBackward, Mode::TrainStep]) {
         let variant = model::Variant { mode, cuda_graph: !device.is_cpu(), time_phases: false };

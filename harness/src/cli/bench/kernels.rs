@@ -110,6 +110,10 @@ pub fn run_named(words: &[String], out: &mut dyn Write) -> Result<()> {
         ));
     };
     let mut named = tilewright_cli::parse::<Named>(words).map_err(CliError::Arguments)?.arguments;
+    if !named.only.is_empty() {
+        let message = format!("--only is unused: `tilewright bench {name}` measures this kernel");
+        return Err(CliError::usage(message, "omit it, or write `tilewright bench kernels --only …`"));
+    }
     named.only = vec![group];
     measure(&named, op, out)
 }
@@ -118,7 +122,26 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     measure(arguments, None, out)
 }
 
+/// Refuses the extents of kernels that are not measured.
+fn check_extents(arguments: &Arguments, wanted: &[Kernel]) -> Result<()> {
+    let has_rows = wanted.iter().any(|kernel| !kernel.ops().is_empty());
+    let has_sizes = wanted.iter().any(|kernel| kernel.ops().is_empty());
+    let unused = [
+        ("--rows", arguments.rows.is_some() && !has_rows, "matmuls have --sizes"),
+        ("--d", !arguments.d.is_empty() && !has_rows, "matmuls have --sizes"),
+        ("--sizes", !arguments.sizes.is_empty() && !has_sizes, "kernels other than matmuls have --rows and --d"),
+    ];
+    match unused.into_iter().find(|(_, is_unused, _)| *is_unused) {
+        None => Ok(()),
+        Some((option, _, help)) => {
+            Err(CliError::usage(format!("{option} is unused: no kernel that is measured has it"), help))
+        }
+    }
+}
+
 fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Result<()> {
+    let wanted = if arguments.only.is_empty() { Kernel::value_variants() } else { &arguments.only };
+    check_extents(arguments, wanted)?;
     let (device, mut recorder) = arguments.common.open("kernels")?;
     let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cuda()) {
         ([], true) => gpu.to_vec(),
@@ -131,7 +154,6 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
     if rows == 0 || ds.contains(&0) || sizes.contains(&0) {
         return Err(CliError::usage("empty tensors cannot be timed", "rows, d and sizes must be at least 1"));
     }
-    let wanted = if arguments.only.is_empty() { Kernel::value_variants() } else { &arguments.only };
     let all = wanted.iter().flat_map(|kernel| kernel.ops()).copied();
     let ops: Vec<Op> = all.filter(|op| alone.is_none_or(|alone| alone == *op)).collect();
     if !ops.is_empty() {

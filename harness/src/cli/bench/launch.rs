@@ -66,6 +66,7 @@ impl Small {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.common.expect_no_times("--rounds and --launches")?;
     let (device, mut recorder) = arguments.common.open("launch")?;
     let row = Row::new("launch", &[1, D], "f32").measured(&measure(arguments, &device), Work::None);
     recorder.push(row.case("13 arguments"))?;

@@ -39,9 +39,9 @@ use tilewright::Device;
 use tilewright::bench::{Timing, do_bench};
 
 use self::record::Recorder;
-use super::Result;
 use super::device::{self, DeviceArg, open};
 use super::value_parsers::milliseconds;
+use super::{CliError, Result};
 use crate::report::Outputs;
 
 #[derive(Args)]
@@ -91,12 +91,12 @@ struct Common {
     /// Append each row to this file when it is measured, as JSON lines
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Warm-up time of each kernel, in milliseconds, at most a day
-    #[arg(long, value_name = "MS", default_value_t = 100.0, value_parser = milliseconds)]
-    warmup_ms: f64,
-    /// Measurement time of each kernel, in milliseconds, at most a day
-    #[arg(long, value_name = "MS", default_value_t = 400.0, value_parser = milliseconds)]
-    rep_ms: f64,
+    /// Warm-up time of each kernel, in milliseconds, at most a day. Default: 100
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    warmup_ms: Option<f64>,
+    /// Measurement time of each kernel, in milliseconds, at most a day. Default: 400
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    rep_ms: Option<f64>,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -111,7 +111,19 @@ impl Common {
     }
 
     fn time(&self, device: &Device, f: impl FnMut() -> tilewright::Result<()>) -> tilewright::Result<Timing> {
-        do_bench(device, self.warmup_ms, self.rep_ms, f)
+        do_bench(device, self.warmup_ms.unwrap_or(100.0), self.rep_ms.unwrap_or(400.0), f)
+    }
+
+    /// Refuses the times of [`Common::time`], for a benchmark that counts instead, by `options`.
+    fn expect_no_times(&self, options: &str) -> Result<()> {
+        let times = [("--warmup-ms", self.warmup_ms), ("--rep-ms", self.rep_ms)];
+        match times.iter().find(|(_, time)| time.is_some()) {
+            None => Ok(()),
+            Some((option, _)) => {
+                let message = format!("{option} is unused: this benchmark does not measure for a time");
+                Err(CliError::usage(message, format!("omit it; {options} say how often it measures")))
+            }
+        }
     }
 }
 

@@ -64,6 +64,7 @@ struct World {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
+    arguments.outputs.expect_no_plot()?;
     arguments.outputs.check()?;
     let (bucket_bytes, nccl_ctas) = (arguments.bucket_mb.map(bucket_bytes_of), arguments.nccl_ctas);
     let (copies, reserve_sms) = (arguments.copy_engines, arguments.reserve_sms.0);

@@ -66,6 +66,11 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         let Some(found) = ranks::profile(arguments)? else { return Ok(()) };
         (found.report, found.trace.to_string(), found.flame_graph)
     } else {
+        let backend = arguments.backend.map(|_| "--backend");
+        if let Some(option) = arguments.how.of_several_ranks().or(backend) {
+            let message = format!("{option} is unused: it goes with --ddp, --shard or --ranks");
+            return Err(CliError::usage(message, "omit it, or give one of them"));
+        }
         let (report, trace) = profile(arguments)?;
         let flame_graph = flame::svg(&Profile::new(&trace));
         (report, chrome::trace(&trace).to_string(), flame_graph)
