@@ -36,6 +36,11 @@ impl Dtype {
         }
     }
 
+    /// Whether this is a float of 8 bits.
+    pub fn is_f8(self) -> bool {
+        matches!(self, Dtype::F8E4M3 | Dtype::F8E5M2)
+    }
+
     /// Its name in kernels.
     pub fn name(self) -> &'static str {
         match self {

@@ -14,7 +14,10 @@ use tilewright::prelude::{Buffer, Device, Dtype, Element, F8E4M3, F8E5M2};
 pub struct CacheCase {
     /// Query heads, and those of keys.
     pub heads: [usize; 2],
+    /// Queries of each batch entry.
     pub n_q: usize,
+    /// Instead of `n_q`: queries of each entry, one after the other, and after them a few of no entry.
+    pub rows: Option<&'static [usize]>,
     /// Head dimensions of keys and of values.
     pub d: [usize; 2],
     /// Keys of each batch entry; more than `most`, and fewer than 0, count as that.
@@ -41,6 +44,7 @@ impl CacheCase {
         CacheCase {
             heads,
             n_q,
+            rows: None,
             d,
             lengths,
             most,
@@ -59,11 +63,34 @@ impl CacheCase {
         self
     }
 
-    /// The problem of an entry with `n_k` keys.
-    fn problem(&self, n_k: usize) -> Problem {
-        let CacheCase { heads: [heads_q, heads_kv], n_q, d: [d, d_v], causal, modifiers, .. } = *self;
+    /// The problem of an entry with `n_q` queries and `n_k` keys.
+    fn problem(&self, n_q: usize, n_k: usize) -> Problem {
+        let CacheCase { heads: [heads_q, heads_kv], d: [d, d_v], causal, modifiers, .. } = *self;
         let scale = 1.0 / (d as f64).sqrt();
         Problem { batch: 1, heads_q, heads_kv, n_q, n_k, d, d_v, causal, scale, modifiers }
+    }
+
+    /// Queries of an entry.
+    fn n_q(&self, entry: usize) -> usize {
+        self.rows.map_or(self.n_q, |rows| rows[entry])
+    }
+
+    /// Batch entries and rows of q.
+    fn queries(&self) -> [usize; 2] {
+        /// Rows of no entry.
+        const REST: usize = 3;
+        match self.rows {
+            None => [self.lengths.len(), self.n_q],
+            Some(rows) => [1, rows.iter().sum::<usize>() + REST],
+        }
+    }
+
+    /// The batch entry and the first row of q that have the queries of an entry.
+    fn first_query(&self, entry: usize) -> [usize; 2] {
+        match self.rows {
+            None => [entry, 0],
+            Some(rows) => [0, rows[..entry].iter().sum()],
+        }
     }
 
     /// Columns of the table, and pages that there are: some belong to no entry.
@@ -77,6 +104,29 @@ impl CacheCase {
         let [columns, pages] = self.pages(page);
         // A prime that divides no number of pages here.
         (entry * columns + column) * 7919 % pages
+    }
+
+    /// The table of pages, and its columns: those beyond the keys have any number.
+    fn table(&self, page: usize) -> (Vec<i32>, usize) {
+        let columns = self.pages(page)[0];
+        let of_entry = |entry: usize| {
+            let used = self.keys(self.lengths[entry]).div_ceil(page);
+            let unused = [i32::MAX, -1, i32::MIN];
+            let is_there = move |c: usize| c < used && !(self.missing && c == 1);
+            (0..columns)
+                .map(move |c| if is_there(c) { self.page_at(page, entry, c) as i32 } else { unused[(c + entry) % 3] })
+        };
+        ((0..self.lengths.len()).flat_map(of_entry).collect(), columns)
+    }
+
+    fn check_results(&self, o: &[f64], lse: &[f32], [want_o, want_lse]: [&[f64]; 2]) {
+        let error = relative_error(o, want_o);
+        assert!(want_o.is_empty() || error <= tolerance(self.dtype), "o of {self:?}: relative error {error:.1e}");
+        for (row, (&x, &y)) in lse.iter().zip(want_lse).enumerate() {
+            let x = f64::from(x);
+            let is_close = x == y || y.is_finite() && (x - y).abs() <= 1e-5 * (1.0 + y.abs()).max(1.0) + 1e-4;
+            assert!(is_close, "lse of {self:?}: row {row} has {x}, expected {y}");
+        }
     }
 
     fn keys(&self, length: i32) -> usize {
@@ -109,15 +159,15 @@ fn check_queries<T: FloatElement>(device: &Device, case: CacheCase, options: &Op
 }
 
 fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: CacheCase, options: &Options) {
-    let CacheCase { heads: [heads, heads_kv], n_q, d: [d, d_v], lengths, most, page, causal, dtype, layout, .. } = case;
-    let batch = lengths.len();
+    let CacheCase { heads: [heads, heads_kv], d: [d, d_v], lengths, most, page, causal, dtype, layout, .. } = case;
+    let (batch, [q_batch, q_rows]) = (lengths.len(), case.queries());
     let mut random = Random::new(11);
     let mut tensor = |dtype: DType, shape: [usize; 4]| {
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.number() * 3f64.sqrt()).collect();
         HostTensor::of(dtype, &shape, &layout.strides(shape), &values)
     };
     let stored = case.cache_dtype.unwrap_or(dtype);
-    let q = tensor(dtype, [batch, heads, n_q, d]);
+    let q = tensor(dtype, [q_batch, heads, q_rows, d]);
     let (entries, rows) = page.map_or((batch, most), |page| (case.pages(page)[1], page));
     // Numbers everywhere first, as the reference reads them.
     let cache = [d, d_v].map(|d| tensor(stored, [entries, heads_kv, rows, d]));
@@ -127,8 +177,13 @@ fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: Cache
         |side: usize, head: usize| if case.cache_dtype.is_some() { f64::from(scales[side][head]) } else { 1.0 };
     let values = cache.each_ref().map(HostTensor::values);
     let mut is_key = vec![false; entries * rows];
-    let mut want = (Vec::new(), Vec::new());
-    let per_entry = heads * n_q * d;
+    let all_rows = q_batch * heads * q_rows;
+    // Rows of no entry see no key, but a sink.
+    let unseen = |row: usize| match case.modifiers.sinks {
+        true => reference::sink_score(row / q_rows % heads),
+        false => f64::NEG_INFINITY,
+    };
+    let mut want = (vec![0.0; all_rows * d_v], (0..all_rows).map(unseen).collect::<Vec<f64>>());
     let q_values = q.values();
     for (entry, &length) in lengths.iter().enumerate() {
         let n_k = case.keys(length);
@@ -153,10 +208,16 @@ fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: Cache
         for (at, row) in (0..n_k).filter(|&key| !is_missing(key)).map(place) {
             is_key[at * rows + row] = true;
         }
-        let q = &q_values[entry * per_entry..(entry + 1) * per_entry];
-        let (o, lse) = reference::forward(&case.problem(n_k), q, &own[0], &own[1]);
-        want.0.extend(o);
-        want.1.extend(lse);
+        let (n_q, [first_entry, first_row]) = (case.n_q(entry), case.first_query(entry));
+        let first_of = |head: usize| (first_entry * heads + head) * q_rows + first_row;
+        let of_head = |head: usize| &q_values[first_of(head) * d..][..n_q * d];
+        let q: Vec<f64> = (0..heads).flat_map(of_head).copied().collect();
+        let (o, lse) = reference::forward(&case.problem(n_q, n_k), &q, &own[0], &own[1]);
+        for head in 0..heads {
+            let (first, own) = (first_of(head), head * n_q);
+            want.0[first * d_v..][..n_q * d_v].copy_from_slice(&o[own * d_v..][..n_q * d_v]);
+            want.1[first..][..n_q].copy_from_slice(&lse[own..][..n_q]);
+        }
     }
     let poisoned = [0, 1].map(|side: usize| {
         let (d, shape) = (case.d[side], [entries, heads_kv, rows, case.d[side]]);
@@ -166,18 +227,7 @@ fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: Cache
         HostTensor::of(stored, &shape, &layout.strides(shape), &numbers)
     });
 
-    let table: Option<(Vec<i32>, usize)> = page.map(|page| {
-        let columns = case.pages(page)[0];
-        let of_entry = |entry: usize| {
-            let used = case.keys(lengths[entry]).div_ceil(page);
-            // Columns beyond the keys may have any number.
-            let unused = [i32::MAX, -1, i32::MIN];
-            let is_there = move |c: usize| c < used && !(case.missing && c == 1);
-            (0..columns)
-                .map(move |c| if is_there(c) { case.page_at(page, entry, c) as i32 } else { unused[(c + entry) % 3] })
-        };
-        ((0..batch).flat_map(of_entry).collect(), columns)
-    });
+    let table = page.map(|page| case.table(page));
     let fail = |e: tilewright::Error| -> ! { panic!("{case:?}: {e}") };
     let table = table.map(|(table, columns)| (Buffer::from_slice(device, &table).unwrap_or_else(|e| fail(e)), columns));
     let lengths = Buffer::from_slice(device, lengths).unwrap_or_else(|e| fail(e));
@@ -186,15 +236,19 @@ fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: Cache
     let scales = scales.map(|scales| Buffer::from_slice(device, &scales).unwrap_or_else(|e| fail(e)));
     let descale = case.cache_dtype.map(|_| Descale::per_head(batch, scales[0].view(), scales[1].view()));
     let descale = descale.transpose().unwrap_or_else(|e| fail(e));
-    let cache = Cache { table, ..Cache::new(lengths.view()) };
-    let tensors = ModifierTensors::new(device, &case.problem(case.room())).unwrap_or_else(|e| fail(e));
+    let starts: Option<Vec<i32>> =
+        case.rows.map(|_| (0..=batch).map(|entry| case.first_query(entry)[1] as i32).collect());
+    let starts = starts.map(|starts| Buffer::from_slice(device, &starts).unwrap_or_else(|e| fail(e)));
+    let row_starts = starts.as_ref().map(|starts| starts.tensor([batch + 1])).transpose().unwrap_or_else(|e| fail(e));
+    let cache = Cache { table, row_starts, ..Cache::new(lengths.view()) };
+    let tensors = ModifierTensors::new(device, &case.problem(case.n_q, case.room())).unwrap_or_else(|e| fail(e));
     let (mask, score, sinks) = (tensors.mask(), tensors.score(), tensors.sinks());
     let options = Options { causal, mask, score, sinks, cache: Some(cache), descale, ..options.clone() };
     let queries = q.upload::<T>(device);
     let buffers = poisoned.each_ref().map(|tensor| tensor.upload::<C>(device));
     let q = input(&queries, &q);
     let [k, v] = [0, 1].map(|side: usize| input(&buffers[side], &poisoned[side]));
-    let o_shape = [batch, heads, n_q, d_v];
+    let o_shape = [q_batch, heads, q_rows, d_v];
     let mut found = HostTensor::poisoned(dtype, &o_shape, &layout.strides(o_shape));
     let (mut o, mut lse) =
         (found.upload::<T>(device), Buffer::<f32>::poisoned(device, want.1.len()).unwrap_or_else(|e| fail(e)));
@@ -205,10 +259,5 @@ fn check_typed<T: FloatElement, C: Element + Dtype>(device: &Device, case: Cache
         .unwrap_or_else(|e| fail(e));
     found.download(&o);
     found.check_gaps("o");
-    let error = relative_error(&found.values(), &want.0);
-    assert!(want.0.is_empty() || error <= tolerance(dtype), "o of {case:?}: relative error {error:.1e}");
-    for (row, (x, y)) in lse.to_vec().unwrap_or_else(|e| fail(e)).into_iter().zip(&want.1).enumerate() {
-        let is_close = f64::from(x) == *y || (f64::from(x) - y).abs() <= 1e-5 * (1.0 + y.abs()).max(1.0) + 1e-4;
-        assert!(is_close, "lse of {case:?}: row {row} has {x}, expected {y}");
-    }
+    case.check_results(&found.values(), &lse.to_vec().unwrap_or_else(|e| fail(e)), [&want.0, &want.1]);
 }

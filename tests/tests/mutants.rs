@@ -212,14 +212,14 @@ fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize, programs:
         Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
         _ => Vec::new(),
     };
-    // Those of a table of pages and of scales, which the forward kernel may have.
-    let optional = if programs.is_some() { vec![1; 2 + 3 * 3] } else { Vec::new() };
+    // Those of a table of pages, of starts and of scales, which the forward kernel may have.
+    let optional = if programs.is_some() { vec![1; 2 + 1 + 3 * 3] } else { Vec::new() };
     let strides = tensors.iter().flat_map(strides).chain(optional);
     let strides: Vec<Arg> = strides.map(|n| Arg::Int(n as i64)).collect();
     let lengths = [Arg::Int(queries as i64), Arg::Int(keys as i64)];
     let numbers = lengths.into_iter().chain([Arg::Float(1.0 / (D as f32).sqrt()), Arg::Int(0), Arg::Float(0.0)]);
     let extents = match programs {
-        Some(_) => vec![1, 1, 1, 1, keys as i64, 1, 1, 1, 1],
+        Some(_) => vec![1, 1, 1, 1, keys as i64, 1, 1, 1, 0, 1, 1, 1],
         None => vec![1; 4],
     };
     let extents = extents.into_iter().map(Arg::Int);
@@ -267,6 +267,7 @@ fn forward_of(
         Arg::Out(attention_output(queries)),
         Arg::Out(HostTensor::poisoned(DType::F32, &[queries], &[1])),
         Arg::In(HostTensor::poisoned(DType::F32, &[queries], &[1])),
+        Arg::In(HostTensor::indices(&[])),
         Arg::In(HostTensor::indices(&[])),
         Arg::In(HostTensor::indices(&[])),
         Arg::In(HostTensor::poisoned(DType::F32, &[1], &[1])),

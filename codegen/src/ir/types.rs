@@ -87,6 +87,11 @@ impl DType {
         self.bits() / 8
     }
 
+    /// Whether this is a float of 8 bits.
+    pub fn is_f8(self) -> bool {
+        matches!(self, DType::F8E4M3 | DType::F8E5M2)
+    }
+
     pub fn is_float(self) -> bool {
         match self {
             DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::BF16 | DType::F32 | DType::F64 => true,

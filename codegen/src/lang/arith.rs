@@ -74,7 +74,7 @@ fn check_op(op: BinaryOp, dtype: DType) {
         BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => (dtype.is_int(), "integers"),
         BinaryOp::Rescale => (dtype.is_float(), "floats"),
     };
-    let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
+    let small = dtype.is_f8();
     if !legal {
         fail(
             error_here(format!("`{}` requires {what}, found {dtype}", symbol(op)))

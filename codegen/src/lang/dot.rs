@@ -89,7 +89,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(
     max_num_imprecise_acc: impl ImpreciseSums,
 ) -> Tile<A::Elem> {
     let types = [T::dtype(), A::Elem::dtype()];
-    let max_imprecise = max_num_imprecise_acc.most().filter(|_| matches!(types[0], DType::F8E4M3 | DType::F8E5M2));
+    let max_imprecise = max_num_imprecise_acc.most().filter(|_| types[0].is_f8());
     let k = shape(a.value()).last().copied().unwrap_or(1);
     if let Some(most) = max_imprecise.filter(|&most| most as usize > k) {
         fail(

@@ -104,7 +104,7 @@ pub trait Data: Copy {
     /// |x|.
     #[track_caller]
     fn abs(self) -> Self {
-        if !matches!(Self::Elem::dtype(), DType::F8E4M3 | DType::F8E5M2) {
+        if !Self::Elem::dtype().is_f8() {
             return unary(UnaryOp::Abs, self);
         }
         // By its sign bit: a conversion to f32 and back would make infinity the largest number.

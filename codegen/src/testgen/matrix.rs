@@ -398,7 +398,7 @@ impl Gen {
         let ty = b.func.ty(x).clone();
         let unsigned = ty.dtype().is_some_and(|d| d.is_int() && !d.is_signed_int());
         let small = self.rng.range(if unsigned { 0 } else { -1 }, 1) as f64;
-        let narrow = matches!(ty.dtype(), Some(DType::F8E4M3 | DType::F8E5M2));
+        let narrow = ty.dtype().is_some_and(DType::is_f8);
         match self.rng.below(if narrow { 1 } else { 4 }) {
             0 => {
                 let (c, zero) = (b.number(small, ty.clone()), b.zero(ty));

@@ -6,13 +6,12 @@ use crate::layout::MAX_RANK;
 
 /// Element types of accumulators for operands of these types; none if `dot` does not support them.
 fn accumulators(a: DType, b: DType) -> &'static [DType] {
-    let fp8 = |d| matches!(d, DType::F8E4M3 | DType::F8E5M2);
     let byte = |d| matches!(d, DType::I8 | DType::U8);
     match (a, b) {
         (DType::F16, DType::F16) => &[DType::F32, DType::F16],
         (DType::BF16, DType::BF16) | (DType::F32, DType::F32) => &[DType::F32],
         (DType::F64, DType::F64) => &[DType::F64],
-        (a, b) if fp8(a) && fp8(b) => &[DType::F32, DType::F16],
+        (a, b) if a.is_f8() && b.is_f8() => &[DType::F32, DType::F16],
         (a, b) if byte(a) && byte(b) => &[DType::I32],
         _ => &[],
     }

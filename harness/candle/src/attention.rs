@@ -36,10 +36,13 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
     let relative_bias = options.relative_bias.as_ref().map(Tensor::contiguous).transpose()?;
     let options = &AttentionOptions { relative_bias, ..options.clone() };
     let tracked = |x: Option<&Tensor>| x.is_some_and(|x| x.track_op() && grad_enabled());
-    let learned = [options.sinks.as_ref(), options.relative_bias.as_ref()];
-    if options.cache.is_some() && [Some(q), Some(k), Some(v)].into_iter().chain(learned).any(tracked) {
-        let expected = "tensors without gradients beside a cache: detach them, or call it in no_grad;";
-        return Err(bad_argument("flash_attention", "cache", expected, "a variable or a result of one"));
+    let learned = [("sinks", options.sinks.as_ref()), ("relative_bias", options.relative_bias.as_ref())];
+    let mut inputs = [("q", Some(q)), ("k", Some(k)), ("v", Some(v))].into_iter().chain(learned);
+    if options.cache.is_some()
+        && let Some((name, _)) = inputs.find(|(_, x)| tracked(*x))
+    {
+        let expected = "a tensor without gradients beside a cache: detach it, or call it in no_grad;";
+        return Err(bad_argument("flash_attention", name, expected, "a variable or a result of one"));
     }
     for_float_type!(q.dtype(), "flash_attention", T => {
         let mut o = OutputAlloc::<T>::new(q.device(), batch * heads * n_q * d_v)?;

@@ -148,8 +148,10 @@ impl AttentionOptions {
             let expected = "None beside alibi_slopes and softcap";
             return Err(bad_argument("flash_attention", "relative_bias", expected, "a tensor"));
         }
-        if let Some(KeyCache { lengths, table }) = &self.cache {
-            for (name, numbers, rank) in [("lengths", Some(lengths), 1), ("table", table.as_ref(), 2)] {
+        if let Some(KeyCache { lengths, table, row_starts }) = &self.cache {
+            let tensors =
+                [("lengths", Some(lengths), 1), ("table", table.as_ref(), 2), ("row_starts", row_starts.as_ref(), 1)];
+            for (name, numbers, rank) in tensors {
                 let Some(numbers) = numbers else { continue };
                 same_device("flash_attention", q, name, numbers)?;
                 expect_dtype("flash_attention", name, numbers, DType::I32)?;
@@ -193,7 +195,8 @@ impl AttentionOptions {
         let cache = self.cache.as_ref();
         let lengths = cache.map(|cache| Read::new(&cache.lengths)).transpose()?;
         let table = cache.and_then(|cache| cache.table.as_ref()).map(Read::new).transpose()?;
-        Ok(Modifiers { options: self, slopes, relative_bias, sinks, ranges, lengths, table })
+        let row_starts = cache.and_then(|cache| cache.row_starts.as_ref()).map(Read::new).transpose()?;
+        Ok(Modifiers { options: self, slopes, relative_bias, sinks, ranges, lengths, table, row_starts })
     }
 }
 
@@ -206,6 +209,7 @@ pub(crate) struct Modifiers<'t> {
     ranges: Option<Read<'t, i32>>,
     lengths: Option<Read<'t, i32>>,
     table: Option<Read<'t, i32>>,
+    row_starts: Option<Read<'t, i32>>,
 }
 
 impl Modifiers<'_> {
@@ -231,7 +235,8 @@ impl Modifiers<'_> {
         let sinks = self.sinks.as_ref().map(|sinks| sinks.view()).transpose()?;
         let table = self.table.as_ref().map(|table| table.strided()).transpose()?;
         let lengths = self.lengths.as_ref().map(|lengths| lengths.view()).transpose()?;
-        let cache = lengths.map(|lengths| Cache { table, ..Cache::new(lengths) });
+        let row_starts = self.row_starts.as_ref().map(|starts| starts.strided()).transpose()?;
+        let cache = lengths.map(|lengths| Cache { lengths, table, row_starts });
         let options = Options { mask, score, sinks, cache, scale, backward, ..Options::new(*causal) };
         #[cfg(feature = "cuda")]
         if candle_core::cuda::gemm_reduced_precision_f32() {
@@ -251,18 +256,26 @@ pub struct KeyCache {
     pub lengths: Tensor,
     /// The pages of each batch entry, i32 [batch, most]: `None` where k and v are [batch, heads_kv, most keys, d].
     pub table: Option<Tensor>,
+    /// Where entries have different numbers of queries: q has one batch entry with the rows of all, one after the other, and this is the
+    /// first row of each and the end of the last, i32 [batch + 1]. It is read on the device; rows after the last entry give 0.
+    pub row_starts: Option<Tensor>,
 }
 
 impl KeyCache {
     /// Keys in k [batch, heads_kv, most keys, d] and v.
     pub fn new(lengths: Tensor) -> KeyCache {
-        KeyCache { lengths, table: None }
+        KeyCache { lengths, table: None, row_starts: None }
     }
 
     /// Keys in pages (paged attention: Kwon and others, 2023): k and v are [pages, heads_kv, rows, d], and key j of an entry is row
     /// j mod `rows` of page `table`[entry, ⌊j / rows⌋]. A page that is not there counts as zeros.
     pub fn paged(lengths: Tensor, table: Tensor) -> KeyCache {
-        KeyCache { lengths, table: Some(table) }
+        KeyCache { lengths, table: Some(table), row_starts: None }
+    }
+
+    /// The same keys for queries of entries of different lengths, as in continuous batching: q is [1, heads, rows of all, d].
+    pub fn with_row_starts(self, row_starts: Tensor) -> KeyCache {
+        KeyCache { row_starts: Some(row_starts), ..self }
     }
 }
 

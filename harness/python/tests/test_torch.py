@@ -334,7 +334,7 @@ def test_registrations(device):
         (ops.modified_attention, (q, q, q[..., :8], None, None, slopes, None, False, 0.25, 0, True, -1, -1, 0.0)),
         (ops.modified_attention, (tokens_first, tokens_first, tokens_first, slopes, None, None, ranges, True, 0.25, 0, True, -1, -1, 0.0)),
         (ops.modified_attention, (q, q, q, None, randn(2, 17, device=device), slopes, None, False, 0.25, 0, True, 3, -1, 0.0)),
-        (ops.inference_attention, (*[q.detach()] * 3, None, None, None, None, lengths[1:2], *[None] * 4, True, 0.25, 0, -1, -1, 0.0)),
+        (ops.inference_attention, (*[q.detach()] * 3, None, None, None, None, lengths[1:2], *[None] * 5, True, 0.25, 0, -1, -1, 0.0)),
         (ops.document_ranges, (lengths, lengths, 9, 9, True, 3)),
         (ops.rms_norm, (x, w, 1e-6)),
         (ops.layer_norm, (x, w, w, 1e-6)),

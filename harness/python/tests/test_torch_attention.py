@@ -173,6 +173,17 @@ def test_attention_with_a_cache(device):
                 own = options | {"relative_bias": options["relative_bias"][:, : length + 1]} if "relative_bias" in options else options
                 expected = tt.attention(q[entry : entry + 1], k64, v64, **own)
                 torch.testing.assert_close(found[entry : entry + 1], expected, rtol=1e-4, atol=1e-5)
+    # Entries with different numbers of queries, which are rows of one batch entry; the last row is of no entry.
+    counts, starts = [1, 3, 2], torch.tensor([0, 1, 4, 6], dtype=torch.int32, device=device)
+    packed = randn(1, 4, 7, 16, device=device)
+    for options in ({}, {"causal": True, "window": 3, "softcap": 2.0, "sinks": randn(4, device=device)}, {"alibi_slopes": randn(4, device=device)}):
+        for k, v, more in [(*pages, {"block_table": table}), (*spoiled, {})]:
+            f = lambda *x: tt.attention(*x, cache_seqlens=cache_seqlens, cu_seqlens_q=starts, **more, **options)  # noqa: B023, E731
+            found = f(packed, k, v)
+            expected = [tt.attention(packed[:, :, starts[i] : starts[i] + counts[i]], *(x[i : i + 1, :, : lengths[i]] for x in rows), **options) for i in range(3)]
+            expected = torch.cat([*expected, torch.zeros(1, 4, 1, 24, device=device)], 2)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.compile(f, fullgraph=True)(packed, *spoiled), found)
     compiled = torch.compile(lambda *x: tt.attention(*x[:3], causal=True, cache_seqlens=x[3], block_table=x[4]), fullgraph=True)
     arguments = (q, *pages, cache_seqlens, table)
     torch.testing.assert_close(compiled(*arguments), tt.attention(q, *pages, causal=True, cache_seqlens=cache_seqlens, block_table=table))
@@ -181,7 +192,9 @@ def test_attention_with_a_cache(device):
         ({"cache_seqlens": cache_seqlens[:2]}, tilewright.Error, "`cache_seqlens` expects numbers for each of 3 batch entries, found those of 2"),
         ({"cache_seqlens": cache_seqlens.long()}, tilewright.Error, "`cache_seqlens` expects elements of type int32, found int64: pass cache_seqlens.int"),
         ({"cache_seqlens": cache_seqlens, "block_table": table[0]}, tilewright.Error, "`block_table`"),
-        ({"cache_seqlens": cache_seqlens, "cu_seqlens_q": table[0]}, ValueError, "cannot be combined with cu_seqlens_q"),
+        ({"cache_seqlens": cache_seqlens, "cu_seqlens_k": starts}, ValueError, "cu_seqlens_k: cannot be combined with cache_seqlens"),
+        ({"cache_seqlens": cache_seqlens, "cu_seqlens_q": starts}, tilewright.Error, "`q` expects one batch entry, .* found 3 batch entries"),
+        ({"cache_seqlens": cache_seqlens, "cu_seqlens_q": starts.long()}, tilewright.Error, "`cu_seqlens_q` expects elements of type int32"),
         ({"cache_seqlens": cache_seqlens, "block_table": table[:2]}, tilewright.Error, "`block_table` expects numbers for each of 3"),
         ({"cache_seqlens": [1, 2, 3]}, TypeError, "cache_seqlens"),
         ({"cache_seqlens": cache_seqlens, "sinks": [1.0] * 4}, TypeError, "sinks"),
@@ -190,6 +203,16 @@ def test_attention_with_a_cache(device):
             tt.attention(q, *rows, **options)
     with pytest.raises(ValueError, match="has no gradient"), torch.enable_grad():
         tt.attention(q.clone().requires_grad_(), *rows, cache_seqlens=cache_seqlens)
+    sinks = torch.zeros(q.shape[1], device=device, requires_grad=True)
+    with pytest.raises(ValueError, match="^sinks: attention of a cache has no gradient.*sinks.detach"), torch.enable_grad():
+        tt.attention(q.detach(), *rows, cache_seqlens=cache_seqlens, sinks=sinks)
+    for starts, message in [([0, 1, 4], "`cache_seqlens` expects numbers for each of 2 sequences of"), ([0], "`cu_seqlens_q` expects the first row of each sequence")]:
+        with pytest.raises(tilewright.Error, match=message):
+            tt.attention(packed, *rows, cache_seqlens=cache_seqlens, cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device=device))
+    if device == "cpu":
+        with pytest.raises(tilewright.Error, match="`cu_seqlens_q` expects numbers from 0 to at most 7 that do not decrease.* found 2 at 2"):
+            decreasing = torch.tensor([0, 3, 2, 5], dtype=torch.int32)
+            tt.attention(packed, *rows, cache_seqlens=cache_seqlens, cu_seqlens_q=decreasing)
 
 
 def test_a_sink_of_nan_is_seen(device):
@@ -295,6 +318,9 @@ def test_attention_of_8_bits(device, dtype):
     ]:
         with pytest.raises(error, match=message):
             call()
+    sinks = torch.zeros(4, device=device, requires_grad=True)
+    with pytest.raises(ValueError, match="^sinks: attention of 8-bit floats has no gradient"), torch.enable_grad():
+        tt.attention(q8, k8, v8, sinks=sinks, **scales)
 
 
 def test_mistakes_of_modifiers_are_exceptions(device):

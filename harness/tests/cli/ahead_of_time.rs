@@ -69,10 +69,10 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
                    void *stream, void **args, void **extra) {
     printf("launch %u %u %u threads %u %u %u shared %u", x, y, z, tx, ty, tz, shared);
     /* q, q_stride_n_q, n_q, scale, and the four maps. */
-    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[22]);
-    printf(" n %d scale %g", *(int32_t *)args[14], *(float *)args[16]);
+    printf(" q %llu row %lld", *(unsigned long long *)args[0], *(long long *)args[23]);
+    printf(" n %d scale %g", *(int32_t *)args[15], *(float *)args[17]);
     printf(" maps");
-    for (int i = 56; i < 60; i++) printf(" %llu", *(unsigned long long *)args[i]);
+    for (int i = 61; i < 65; i++) printf(" %llu", *(unsigned long long *)args[i]);
     printf("\n");
     return 0;
 }
@@ -102,14 +102,16 @@ fn the_python_launcher_launches_flash_attention() {
     let memory = |addr| LaunchArg::Ptr { addr, bytes: 1 << 20 };
     let [q, k, v, o, lse, taken] = addresses.map(memory);
     let none = LaunchArg::Ptr { addr: 0, bytes: 0 };
-    let mut args = vec![q, k, v, o, lse, none, none, none, none, none, none, taken, none, none];
+    let mut args = vec![q, k, v, o, lse, none, none, none, none, none, none, none, taken, none, none];
     args.extend([LaunchArg::I32(n as i32), LaunchArg::I32(n as i32), LaunchArg::F32(0.125)]);
     args.extend([LaunchArg::I32(0), LaunchArg::F32(0.0), LaunchArg::I32(132)]);
     for _ in 0..4 {
         args.extend([heads * n * d, n * d, d, 1].map(LaunchArg::I64));
     }
-    args.extend([0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1].map(LaunchArg::I64));
-    args.extend([batch, heads, batch, heads, n, batch, 0, 0, 0].map(|extent| LaunchArg::I32(extent as i32)));
+    args.extend([0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1].map(LaunchArg::I64));
+    args.extend(
+        [batch, heads, batch, heads, n, batch, batch, 0, 0, 0, batch, 0].map(|extent| LaunchArg::I32(extent as i32)),
+    );
     // The code was compiled for these numbers.
     let assumed: serde_json::Value = serde_json::from_str(&text).unwrap();
     let assumed = assumed["args"].as_array().unwrap();

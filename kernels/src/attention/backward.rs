@@ -345,7 +345,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     };
     let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
     let args = MaskArgs { number: mask_number, data: mask_data, site };
-    let parts = parts_of_keys(mask, args, rows, (first_row, q_tile), k_tile, even_keys, split);
+    let parts = parts_of_keys(mask, args, rows, (first_row, q_tile), k_tile, even_keys, false, split);
     let sum = keys.run(parts, modify.as_ref(), zeros::<f32>([q_tile, d_tile]), |sum, tiles| {
         let dp = dot(grad_o, tiles.v.trans(), input_precision = precision);
         let modified = tiles.scores.modified();

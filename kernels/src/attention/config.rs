@@ -200,11 +200,26 @@ pub fn modified_tiles(
     Some(warp_specialized(tiles))
 }
 
-/// The tiles of the forward kernel for few rows, and for keys in a cache, whose threads load rows wherever they are. With d = 128
+/// The tiles of the forward kernel for few rows, and for keys in a cache. With d = 128
 /// and 64 the fastest or within 1 % of it (`harness/records/2026-11-30-h200-decode-tried.jsonl`; keys of 8 bits: `…-decode-8-bit-tried.jsonl`).
-/// The element types of q and of k have these sizes.
-pub fn decoding_tiles(n_q: usize, d: usize, [element_bytes, key_bytes]: [usize; 2], target: &Target) -> Tiles {
+/// Of more rows, those in `…-prompts-tried.jsonl`, on Hopper: a producer warp loads tiles of 64 keys that are blocks of memory, which
+/// `page`, the rows of a page or 0 without pages, decides. The element types of q and of k have these sizes.
+pub fn decoding_tiles(
+    n_q: usize,
+    d: usize,
+    [element_bytes, key_bytes]: [usize; 2],
+    page: usize,
+    target: &Target,
+) -> Tiles {
+    let is_wide_hopper = is_hopper(target) && element_bytes == 2 && key_bytes == 2 && d_tile(d) <= 128;
     match target {
+        Target::Nvptx(_) if is_wide_hopper && n_q > 64 && page.is_multiple_of(64) => {
+            warp_specialized(Tiles::new(128, 64, 8, 3))
+        }
+        Target::Nvptx(_) if is_wide_hopper && n_q > 64 => warp_specialized(Tiles::new(128, 128, 8, 2)),
+        Target::Nvptx(_) if is_wide_hopper && n_q > 16 && page.is_multiple_of(64) => {
+            warp_specialized(Tiles::new(64, 64, 4, 2))
+        }
         Target::Nvptx(_) if element_bytes == 2 && key_bytes == 1 && n_q <= 16 && d_tile(d) <= 128 => {
             Tiles::new(16, 128, 4, 2)
         }

@@ -5,18 +5,12 @@
 //! product leaves two and two of eight keys further. A reordering of the keys of both, P and V, makes the lanes the same
 //! (FlashAttention-3: Shah and others, 2024, section 3.3).
 
-use super::config::d_tile;
 use super::launch::{Descale, MAX_D, Problem, Tensor, TensorMut};
 use super::loops::{SCALED_ROWS, not_negative};
 use crate::tensor::{self, FloatElement};
 use tilewright_codegen::ir::DType;
 use tilewright_runtime::elements;
 use tilewright_runtime::prelude::*;
-
-/// Whether elements of this type have products of 8 bits, for which V and P are reordered, and scales.
-pub(super) fn is_8_bit_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
-}
 
 /// Reorders each 16 elements along `axis` of a matrix: 8·h + 2·t + e becomes 4·t + 2·h + e, with h and e below 2 and t below 4.
 #[device_fn]
@@ -45,9 +39,9 @@ pub fn transpose_values<T: Dtype>(
     #[given = false] descale: Option<Tensor<f32, (batch, heads, blocks)>>,
     scales: TensorMut<f32, (batch, heads, scaled)>,
     #[constexpr] row_tile: usize,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
 ) {
-    static_assert(is_8_bit_float(T::dtype()), "T must be an 8-bit float");
+    static_assert(T::dtype().is_f8(), "T must be an 8-bit float");
     assume(v.dim(3) <= d_tile);
     static_assert(SCALED_ROWS.is_multiple_of(row_tile), "row_tile must divide 128");
     let (row, head) = (program_id(0) * row_tile, [program_id(2), program_id(1)]);
@@ -78,9 +72,9 @@ pub fn quantize_rows<T: Float, U: Dtype>(
     x: Tensor<T, (batch, heads, n, d)>,
     y: TensorMut<U, (batch, heads, n, d)>,
     descale: TensorMut<f32, (batch, heads, blocks)>,
-    #[constexpr] d_tile: usize,
+    #[heuristic(super::config::d_tile(d))] d_tile: usize,
 ) {
-    static_assert(is_8_bit_float(U::dtype()), "U must be an 8-bit float");
+    static_assert(U::dtype().is_f8(), "U must be an 8-bit float");
     assume(x.dim(3) <= d_tile);
     let (block, head) = (program_id(0), [program_id(2), program_id(1)]);
     let (at, shape) = ([block * SCALED_ROWS, 0], [SCALED_ROWS, d_tile]);
@@ -137,11 +131,11 @@ pub fn quantize_into<T: FloatElement, U: Element + Dtype>(
         if is_valid { Ok(()) } else { Err(error) }
     };
     expect((1..=MAX_D).contains(&d), "x", format!("a head dimension of 1 to {MAX_D}"), found.to_string())?;
-    expect(is_8_bit_float(U::dtype()), "y", "elements of type f8e4m3 or f8e5m2".into(), U::DTYPE.name().into())?;
+    expect(U::dtype().is_f8(), "y", "elements of type f8e4m3 or f8e5m2".into(), U::DTYPE.name().into())?;
     tensor::expect_shape("quantize", "y", y.shape(), x.shape())?;
     tensor::expect_shape("quantize", "descale", descale.shape(), [batch, heads, scaled_blocks(rows)])?;
     let config = LaunchConfig::default().num_warps(8).num_stages(1);
-    QuantizeRows { x: &x, y: &mut y, descale: &mut descale, d_tile: d_tile(d) }.launch_with(device, &config)
+    QuantizeRows { x: &x, y: &mut y, descale: &mut descale }.launch_with(device, &config)
 }
 
 /// V as the forward kernel reads it, [batch, heads, padded, d], with the scales of its blocks, in memory of its own.
@@ -177,7 +171,6 @@ impl<T: Element + Dtype> Transposed<T> {
             scales: &mut self.scales.tensor_mut(self.scales_shape)?,
             // A warp then writes sectors of 32 bytes, and reads few bytes of one bank of shared memory.
             row_tile: 32,
-            d_tile: d_tile(shape[3]),
         }
         .launch_with(p.device, &p.options.launch_rows())
     }

@@ -2,10 +2,10 @@
 
 use super::backward_rows::row_block;
 use super::config::{Pass, default_config, is_sub_wave, keep};
-use super::eight_bit::{in_fragment_order, is_8_bit_float};
+use super::eight_bit::in_fragment_order;
 use super::loops::{
-    BlockScales, CachedRows, KeyLoop, PackedRows, SCALED_ROWS, assume_entries, batch_and_split, descaled, not_negative,
-    parts_of_keys,
+    BlockScales, CachedRows, KeyLoop, PackedRows, PackedSequences, SCALED_ROWS, Sequence, assume_entries,
+    batch_and_split, descaled, not_negative, parts_of_keys,
 };
 use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
@@ -28,6 +28,7 @@ use tilewright_runtime::prelude::*;
 /// | sinks | [heads] |
 /// | lengths | [batch], the number of keys of each batch entry; without it n_k |
 /// | table | [batch, most], the pages of each entry |
+/// | row_starts | [sequences + 1], beside `lengths`, where entries are sequences: the first row of each, and the end of the last |
 /// | q_descale | [batch, heads, ⌈n_q / 128⌉], dequantization scales of blocks of 128 rows, or one for all rows: queries are the elements of q times them |
 /// | k_descale, v_descale | [batch, heads / group, ⌈n_k / 128⌉], the same of keys and values: blocks beside q of 8 bits only; for blocks of values their binary logarithms, where those of −∞ are zeros |
 ///
@@ -45,10 +46,14 @@ use tilewright_runtime::prelude::*;
 /// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
 /// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
-/// With `pack` above 1, which is then `group`, the query heads of a group are rows of one head, [`PackedRows`]: they read the same keys
-/// once. The modifiers ignore the head, and n_q is at most 2¹⁶.
+/// With `row_starts`, q has one batch entry, whose rows are those of several sequences, one after the other: k, `lengths` and `table` have
+/// an entry for each sequence. Rows after the last one see no key.
 ///
-/// Grid: (⌈n_q · pack / (q_tile · replicas)⌉ · replicas, heads / pack, batch · P). With `persistent`, at most `programs` blocks, of `replicas`
+/// With `pack` above 1, which is then `group`, the query heads of a group are rows of one head, [`PackedRows`]: they read the same keys
+/// once. The modifiers ignore the head, and n_q · pack is at most 2³⁰.
+///
+/// Grid: (⌈n_q · pack / (q_tile · replicas)⌉ · replicas, heads / pack, batch · P), with `row_starts` one tile more for each sequence and for
+/// the rows after them. With `persistent`, at most `programs` blocks, of `replicas`
 /// programs each, which take tiles by the counter `tiles_taken`: one element, 0 before and after. `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
 ///
@@ -76,7 +81,7 @@ use tilewright_runtime::prelude::*;
     default = |problem| default_config(Pass::Forward, problem),
     tables = crate::tuned::TABLES,
 )]
-#[kernel(grid = grid([cdiv(n_q * pack, q_tile * replicas), heads / pack, entries], persistent, programs, replicas))]
+#[kernel(grid = grid([cdiv(n_q * pack, q_tile * replicas) + num_starts, heads / pack, entries], persistent, programs, replicas))]
 #[alias(part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
     q: Tensor<T, (batch, heads, n_q, d)>,
@@ -86,10 +91,11 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
     lse: Out<f32>,
     #[given = false] sinks: Option<In<f32>>,
     #[given = false] lengths: Option<In<i32>>,
-    #[given = false] table: Option<Tensor<i32, (batch, most)>>,
+    #[given = false] table: Option<Tensor<i32, (sequences, most)>>,
+    #[given = false] row_starts: Option<Tensor<i32, (num_starts,)>>,
     #[given = false] q_descale: Option<Tensor<f32, (batch, heads, q_blocks)>>,
-    #[given = false] k_descale: Option<Tensor<f32, (batch, heads_kv, k_blocks)>>,
-    #[given = false] v_descale: Option<Tensor<f32, (batch, heads_kv, k_blocks)>>,
+    #[given = false] k_descale: Option<Tensor<f32, (sequences_kv, heads_kv, k_blocks)>>,
+    #[given = false] v_descale: Option<Tensor<f32, (sequences_kv, heads_kv, k_blocks)>>,
     tiles_taken: InOut<i32>,
     mask_data: In<i32>,
     score_data: In<f32>,
@@ -130,11 +136,11 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
     static_assert(1 <= d_v && d_v <= d_v_tile, "d_v must be at least 1, and d_v_tile at least d_v");
     static_assert(table.is_none() || lengths.is_some(), "a table takes lengths");
     static_assert(
-        C::dtype() == T::dtype() || lengths.is_some() && is_8_bit_float(C::dtype()),
+        C::dtype() == T::dtype() || lengths.is_some() && C::dtype().is_f8(),
         "C is T, or beside `lengths` (a cache) an 8-bit float",
     );
     static_assert(lengths.is_none() || !even_keys, "lengths are no multiples of k_tile");
-    let is_8_bit = is_8_bit_float(T::dtype());
+    let is_8_bit = T::dtype().is_f8();
     static_assert(!is_8_bit || lengths.is_none(), "8-bit queries take no cache");
     static_assert(is_8_bit || !block_scales, "blocks of rows have scales of their own beside 8-bit queries");
     static_assert(q_descale.is_none() || pack == 1, "queries of packed heads have no scales");
@@ -144,19 +150,29 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
         "pack is 1 or group, with modifiers that ignore the head",
     );
     if pack > 1 {
-        assume(n_q <= 1 << 16);
+        assume(n_q <= (1 << 30) / pack as i32);
     }
-    if table.is_none() {
-        assume(k.dim(0) == q.dim(0));
-    }
+    let sequences = if let Some(starts) = row_starts {
+        static_assert(lengths.is_some(), "row_starts takes lengths: a cache");
+        static_assert(
+            replicas == 1 && !persistent,
+            "tiles of sequences share no block: replicas is 1, and persistent false",
+        );
+        assume(q.dim(0) == 1);
+        starts.dim(0) - 1
+    } else {
+        q.dim(0)
+    };
+    assume(sequences == if let Some(table) = table { table.dim(0) } else { k.dim(0) });
     if is_8_bit {
         assume(v.dim(2) >= k.dim(2));
     } else {
         assume(v.dim(2) == k.dim(2));
     }
     let most_keys = if let Some(table) = table { table.dim(1) * n_k } else { n_k };
-    if block_scales {
-        if let Some(scales) = k_descale {
+    if let Some(scales) = k_descale {
+        assume(scales.dim(0) == sequences);
+        if block_scales {
             assume(scales.dim(2) == cdiv(most_keys, SCALED_ROWS));
         }
     }
@@ -165,21 +181,34 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
     let (rows_of_all, replica) = (q_tile * replicas, program_id(0) % replicas);
     let compute = |tile: Scalar<i32>, head: Scalar<i32>, entry: Scalar<i32>| {
         let (batch, split) = batch_and_split(entry, most_keys, split_rows);
+        let kv_head = if pack == group { head } else { head / group };
         let head = head * pack;
-        let kv_head = head / group;
-        let n_k = if let Some(lengths) = lengths { clamp(load(lengths + batch), 0, most_keys) } else { n_k };
+        let sequence = match row_starts {
+            None => Sequence { index: batch, tile, first: scalar::<i32>(0), n_q, is_there: scalar::<bool>(true) },
+            Some(starts) => PackedSequences { starts, n_q }.sequence_of(tile, q_tile, pack),
+        };
+        let Sequence { index: batch_kv, tile, n_q: own_rows, .. } = sequence;
+        let n_k = if let Some(lengths) = lengths {
+            where_(sequence.is_there, clamp(load(lengths + batch_kv), 0, most_keys), 0)
+        } else {
+            n_k
+        };
         let row_of_all = tile * rows_of_all;
         let first_row = row_of_all + replica * q_tile;
         let (padded, v_padded) = (d != d_tile, d_v != d_v_tile);
         let q_block = q.index([batch, head]).block([first_row, 0], [q_tile, d_tile]);
-        let k_block = k.index([batch, kv_head]).block([0, 0], [k_tile, d_tile]);
-        let v_block = v.index([batch, kv_head]).block([0, 0], [k_tile, d_v_tile]);
+        let k_block = k.index([batch_kv, kv_head]).block([0, 0], [k_tile, d_tile]);
+        let v_block = v.index([batch_kv, kv_head]).block([0, 0], [k_tile, d_v_tile]);
         // Of pages without rows, none is read.
-        let pages = table.map(|table| (table.index([batch]), page.max(1)));
-        let cached = |x: TensorPtr<C>, d_tile: usize| CachedRows { x, batch, head: kv_head, pages, n_k, d_tile };
+        let pages = table.map(|table| (table.index([batch_kv]), page.max(1)));
+        let cached =
+            |x: TensorPtr<C>, d_tile: usize| CachedRows { x, batch: batch_kv, head: kv_head, pages, n_k, d_tile };
         let cached = lengths.map(|_| [cached(k, d_tile), cached(v, d_v_tile)]);
 
-        let packed = (pack > 1).then(|| PackedRows { head, rows: first_row + arange(0, q_tile), pack, n_q });
+        let packed = (pack > 1 || row_starts.is_some()).then(|| {
+            let rows = first_row + arange(0, q_tile);
+            PackedRows { head, rows, pack, first: sequence.first, end: sequence.first + own_rows, n_q }
+        });
         let qt = match packed {
             None => load(q_block, boundary_check = boundary_dims(true, padded), padding = zero),
             Some(rows) => {
@@ -187,15 +216,19 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
                 load(rows.of(q.index([batch]), d_tile), mask = rows.mask(d, d_tile), other = zero)
             }
         };
-        let site = Site { batch, head, n_q, n_k, most_keys, causal };
+        let site = Site { batch: batch_kv, head, n_q: own_rows, n_k, most_keys, causal };
         let (rows, all_rows) = match packed {
             None => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
-            Some(rows) => (rows.positions(), (row_of_all / pack, (rows_of_all - 1) / pack + 2)),
+            Some(rows) if pack > 1 => (rows.positions(), (row_of_all / pack, (rows_of_all - 1) / pack + 2)),
+            Some(_) => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
         };
-        let of_head = |scales: TensorPtr<f32>, head: Scalar<i32>| BlockScales(scales.index([batch, head]));
-        let [k_scales, v_scales] = [k_descale, v_descale].map(|scales| scales.map(|scales| of_head(scales, kv_head)));
+        let of_head = |scales: TensorPtr<f32>| BlockScales(scales.index([batch_kv, kv_head]));
+        let [k_scales, v_scales] = [k_descale, v_descale].map(|scales| scales.map(of_head));
         let of_q = match q_descale {
-            Some(q_descale) => not_negative(of_head(q_descale, head).of_tile(first_row / q_tile, q_tile)),
+            Some(scales) => {
+                let scales = BlockScales(scales.index([batch, head]));
+                not_negative(scales.of_tile(first_row / q_tile, q_tile))
+            }
             None => scalar::<f32>(1.0),
         };
         let mut scale = scale;
@@ -223,7 +256,7 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
         };
         let modify = score.bound(ScoreArgs { number: score_number, data: score_data, site });
         let args = MaskArgs { number: mask_number, data: mask_data, site };
-        let parts = parts_of_keys(mask, args, rows, all_rows, k_tile, even_keys, split);
+        let parts = parts_of_keys(mask, args, rows, all_rows, k_tile, even_keys, lengths.is_some(), split);
         let sinks = sinks.map(|sinks| match packed {
             None => load(sinks + head).broadcast_to([q_tile]),
             Some(rows) => load(sinks + rows.heads()),
@@ -253,7 +286,11 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
         // A row that saw no key has a sum of 0: O = 0 · 1, L = log₂ 0 = −∞.
         let divisor = where_(total == 0.0, 1.0, total);
         let o_block = o.index([entry, head]).block([first_row, 0], [q_tile, d_v_tile]);
-        let unit = if let Some(v_descale) = v_descale { not_negative(v_descale.of_all()) } else { exp2(unit) };
+        let unit = match v_descale {
+            // Without keys O is 0, whatever the scale is.
+            Some(scales) => where_(n_k > 0, not_negative(scales.of_all()), 0.0),
+            None => exp2(unit),
+        };
         let factor = unit / divisor;
         let o_tile = (acc * factor.expand_dims(1)).to::<R>();
         let lse_tile = (row_max + log2(total)) * std::f32::consts::LN_2;
@@ -400,7 +437,7 @@ fn online_softmax<T: Dtype>(
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>, (Scalar<f32>, Scalar<f32>)) {
     let (acc, prev_max, total, units) = state;
-    let is_8_bit = is_8_bit_float(T::dtype());
+    let is_8_bit = T::dtype().is_f8();
     let is_lazy = acc.shape()[1] <= 64 && !is_8_bit;
     let tile_max = max(scores, axis = 1) * scale2;
     let tile_max = if is_8_bit { tile_max - 8.0 } else { tile_max };

@@ -2,7 +2,8 @@
 
 use super::backward_rows::DQ_SUM_ROWS;
 use super::config::{Pass, Tiles, d_tile, one_pass_is_faster, ordered_is_faster};
-use super::eight_bit::{Transposed, is_8_bit_float, scaled_blocks};
+use super::eight_bit::{Transposed, scaled_blocks};
+use super::loops::MAX_SEQUENCES;
 use super::modifiers::{ALIBI, DOCUMENTS, Mask, PREFIX, RELATIVE, SOFTCAP, SOFTCAP_ALIBI, Score, WINDOW};
 use super::passes::{RowVectors, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess};
 use super::split_kv::{FlashAttentionFwdCombine, KvSplit, combine_tiles};
@@ -89,6 +90,11 @@ pub struct Cache<'a> {
     /// page in column ⌊j / rows⌋ (paged attention: Kwon and others, 2023). A page that is not there counts as zeros. Without a
     /// table, k and v are [batch, heads_kv, most keys, d]. Loops are split by the keys that there is room for.
     pub table: Option<tensor::Tensor<'a, i32, 2>>,
+    /// Where entries have different numbers of queries, as in continuous batching: q and O have one batch entry, with the rows of all
+    /// entries one after the other, and this is the first row of each and the end of the last (`cu_seqlens_q`), i32 [batch + 1]: numbers
+    /// from 0 to n_q that do not decrease. They are read on the device. Rows after the last entry see no key: O is 0, and L −∞ or the sink.
+    /// Other numbers give wrong rows of O, or leave some as they are.
+    pub row_starts: Option<tensor::Tensor<'a, i32, 1>>,
 }
 
 /// Dequantization scales of 8-bit floats: queries, keys and values are the elements of q, k and v times them. A negative one gives NaN;
@@ -105,7 +111,7 @@ pub struct Descale<'a> {
 }
 
 impl<'a> Descale<'a> {
-    /// One scale for each head of k and of v, the same for all batch entries.
+    /// One scale for each head of k and of v, the same for all batch entries: those of the cache, with [`Cache::row_starts`] its sequences.
     ///
     /// # Errors
     /// Other numbers of scales than that of k.
@@ -120,7 +126,7 @@ impl<'a> Descale<'a> {
 impl<'a> Cache<'a> {
     /// A cache without pages.
     pub fn new(lengths: View<'a, i32>) -> Cache<'a> {
-        Cache { lengths, table: None }
+        Cache { lengths, table: None, row_starts: None }
     }
 }
 
@@ -191,6 +197,8 @@ pub(super) struct Problem<'a> {
     pub causal: bool,
     pub scale: f32,
     pub precision: Precision,
+    /// Rows of a page of the cache; 0 without pages.
+    pub page: usize,
     /// How the backward pass computes dQ: [`Options::form`].
     pub form: Backward,
     pub mask_data: View<'a, i32>,
@@ -202,6 +210,24 @@ fn unpaged(k: [usize; 4], options: &Options) -> [usize; 4] {
     match options.cache.and_then(|cache| cache.table) {
         Some(table) => [table.shape()[0], k[1], table.shape()[1].saturating_mul(k[2]), k[3]],
         None => k,
+    }
+}
+
+/// The rows of a sequence that decide about tiles. Where sequences are packed a quarter of their mean length: most have one row, as a
+/// rule, or many, and wide tiles have fewer rows in them then.
+pub(super) fn rows_of_sequences(q: [usize; 4], options: &Options) -> usize {
+    let [.., rows, _] = unpacked(q, options);
+    if options.cache.is_some_and(|cache| cache.row_starts.is_some()) { rows.div_ceil(4) } else { rows }
+}
+
+/// The shape of q as if its sequences were batch entries, of their mean length.
+fn unpacked([batch, heads, n_q, d]: [usize; 4], options: &Options) -> [usize; 4] {
+    match options.cache.and_then(|cache| cache.row_starts) {
+        Some(starts) => {
+            let sequences = starts.shape()[0].saturating_sub(1).max(1);
+            [sequences, heads, n_q.div_ceil(sequences), d]
+        }
+        None => [batch, heads, n_q, d],
     }
 }
 
@@ -249,9 +275,12 @@ impl<'a> Problem<'a> {
     ) -> Result<Problem<'a>> {
         let [batch, heads, n_q, d] = q;
         let [_, heads_kv, n_k, _] = unpaged(k, options);
+        let row_starts = options.cache.and_then(|cache| cache.row_starts);
+        // Entries of keys: sequences.
+        let entries = row_starts.map_or(batch, |starts| starts.shape()[0].saturating_sub(1));
         let d_v = v[3];
-        let (is_8_bit, has_cache) = (is_8_bit_float(T::dtype()), options.cache.is_some());
-        let is_valid = C::DTYPE == T::DTYPE || has_cache && is_8_bit_float(C::dtype());
+        let (is_8_bit, has_cache) = (T::dtype().is_f8(), options.cache.is_some());
+        let is_valid = C::DTYPE == T::DTYPE || has_cache && C::dtype().is_f8();
         let expected = format_args!("elements of type {}, as for q; beside a cache also 8-bit floats", T::DTYPE.name());
         expect(is_valid, "k", expected, C::DTYPE.name())?;
         expect(!(is_8_bit && has_cache), "q", "elements of f16, bf16 or f32 beside a cache", T::DTYPE.name())?;
@@ -259,35 +288,45 @@ impl<'a> Problem<'a> {
             let found = format_args!("shape {shape:?}");
             expect((1..=MAX_D).contains(&d), name, format_args!("a head dimension of 1 to {MAX_D}"), found)?;
         }
-        if let Some(Cache { lengths, table }) = options.cache {
+        if let Some(Cache { lengths, table, .. }) = options.cache {
             expect(
-                lengths.len() == batch,
+                lengths.len() == entries,
                 "lengths",
-                format_args!("a number for each of {batch} batch entries"),
+                format_args!("a number for each of {entries} batch entries"),
                 lengths.len(),
             )?;
-            let rows = table.map_or(batch, |table| table.shape()[0]);
-            expect(rows == batch, "table", format_args!("a row for each of {batch} batch entries"), rows)?;
+            let rows = table.map_or(entries, |table| table.shape()[0]);
+            expect(rows == entries, "table", format_args!("a row for each of {entries} batch entries"), rows)?;
+            if let Some(starts) = row_starts {
+                let expected = "one batch entry, whose rows are those of all sequences";
+                expect(batch == 1, "q", expected, batch)?;
+                let expected = "the first row of each of up to 2^20 - 1 sequences, and the end of the last";
+                let found = format_args!("{} numbers", starts.shape()[0]);
+                expect((1..MAX_SEQUENCES as usize).contains(&entries), "row_starts", expected, found)?;
+                let is_relative = ptr::eq(options.score.function, &RELATIVE);
+                let expected = "none beside `row_starts`, as its elements depend on the number of rows";
+                expect(!is_relative, "relative_bias", expected, "some")?;
+            }
             let is_documents = ptr::eq(options.mask.function, &DOCUMENTS);
             expect(
                 !is_documents,
                 "mask",
-                "no packed sequences beside a cache, whose entries have their own lengths",
+                "no packed sequences beside a cache: `row_starts` of the cache has those of queries",
                 "some",
             )?;
         }
         if let Some(descale) = options.descale {
             let expected = "8-bit floats, which have scales";
-            expect(is_8_bit_float(C::dtype()), "k", expected, C::DTYPE.name())?;
+            expect(C::dtype().is_f8(), "k", expected, C::DTYPE.name())?;
             expect(is_8_bit || descale.q.is_none(), "q", expected, T::DTYPE.name())?;
             let has_blocks = descale.k.shape()[2] > 1;
             let expected = "one scale for all rows of a head, beside a cache";
             expect(is_8_bit || !has_blocks, "k_descale", expected, format_args!("{}", descale.k.shape()[2]))?;
-            expect_descale(descale, [batch, heads, n_q], [batch, heads_kv, n_k])?;
+            expect_descale(descale, [batch, heads, n_q], [entries, heads_kv, n_k])?;
         }
         let is_paged = options.cache.is_some_and(|cache| cache.table.is_some());
         let [pages, _, rows, _] = k;
-        expect_shape("k", k, [if is_paged { pages } else { batch }, heads_kv, rows, d])?;
+        expect_shape("k", k, [if is_paged { pages } else { entries }, heads_kv, rows, d])?;
         expect_shape("v", v, [pages, heads_kv, rows, d_v])?;
         let has_groups = if heads_kv == 0 { heads == 0 } else { heads.is_multiple_of(heads_kv) };
         let expected = "a number of heads that divides the number of heads of q";
@@ -313,7 +352,8 @@ impl<'a> Problem<'a> {
         // One row sees all keys.
         let causal = options.causal && !(n_q == 1 && options.mask.function.is_dense());
         let (d, pack) = (d.max(d_v), packed_heads(q, k, options));
-        Ok(Problem { device, options, d, pack, causal, scale, precision, form, mask_data, score_data })
+        let page = if is_paged { rows } else { 0 };
+        Ok(Problem { device, options, d, pack, page, causal, scale, precision, form, mask_data, score_data })
     }
 }
 
@@ -439,7 +479,7 @@ pub fn forward_workspace<T: Element>(
 
 /// The split of the loops over keys, for q and k of these shapes.
 fn forward_split<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> KvSplit {
-    let ([batch, heads, n_q, d], pack) = (q, packed_heads(q, k, options));
+    let ([batch, heads, n_q, d], pack) = (unpacked(q, options), packed_heads(q, k, options));
     let (q, causal) = ([batch, heads / pack, n_q.saturating_mul(pack), d], options.causal && n_q > 1);
     KvSplit::new::<T>(Pass::Forward, device, q, unpaged(k, options), causal, options)
 }
@@ -450,16 +490,17 @@ fn o_shape<T: Element, C: Element>(q: &Tensor<T>, v: &Tensor<C>) -> [usize; 4] {
     [batch, heads, n_q, v.shape()[3]]
 }
 
-/// Queries of a head, at most, in groups whose heads are packed: those of decoding.
+/// Queries of a head, at most, in groups whose heads are packed without a cache.
 const MAX_PACKED: usize = 16;
 
-/// The query heads whose rows the forward kernel takes as those of one head, so that it loads their keys once: those of a group where
-/// they have few rows, and no modifier distinguishes them; else 1.
+/// The query heads whose rows the forward kernel takes as those of one head, so that it loads their keys once: those of a group
+/// beside a cache, and where they have few rows, if no modifier distinguishes them; else 1.
 fn packed_heads([_, heads, n_q, _]: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let are_alike = options.mask.function.ignores_head() && options.score.function.ignores_head();
     let is_group = k[1] > 0 && heads.is_multiple_of(k[1]);
     let fits = n_q.saturating_mul(heads) <= MAX_ROWS && options.descale.is_none_or(|descale| descale.q.is_none());
-    if are_alike && is_group && fits && (1..=MAX_PACKED).contains(&n_q) { (heads / k[1]).max(1) } else { 1 }
+    let is_few = options.cache.is_some() || (1..=MAX_PACKED).contains(&n_q);
+    if are_alike && is_group && fits && is_few { (heads / k[1]).max(1) } else { 1 }
 }
 
 /// The product of extents; saturates.
@@ -487,7 +528,7 @@ pub fn forward_into<T: OperandElement, C: Element + Dtype>(
     expect_len("lse", lse.len(), rows(q.shape()), ", one per row of q")?;
     let needed = forward_workspace::<T>(device, q.shape(), k.shape(), v.shape(), options);
     expect_len("workspace", workspace.len(), needed, "")?;
-    if !is_8_bit_float(T::dtype()) {
+    if !T::dtype().is_f8() {
         return launch_split_forward(&p, q, [k, v], o, lse, workspace);
     }
     let mut transposed = Transposed::uninit(&p, v.shape())?;

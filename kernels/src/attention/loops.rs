@@ -118,7 +118,7 @@ pub(super) fn tile_bounds(
 const NO_DIMENSIONS: [usize; 0] = [];
 
 /// The parts of the loop over tiles of keys that `rows` see, and `all_rows` = (first, number) of the programs that share
-/// loads with this one.
+/// loads with this one. `is_cached`: tiles that all rows see are loaded in another way than others.
 #[device_fn]
 pub(super) fn parts_of_keys(
     mask: &'static MaskMod,
@@ -127,6 +127,7 @@ pub(super) fn parts_of_keys(
     all_rows: (Scalar<i32>, usize),
     k_tile: usize,
     even_keys: bool,
+    is_cached: bool,
     split: Split,
 ) -> Vec<Part> {
     let Site { n_q, n_k, causal, .. } = args.site;
@@ -140,9 +141,9 @@ pub(super) fn parts_of_keys(
         let is_masked = causal || !even_keys;
         let diagonal = if is_masked { LoopMask::Dense(args.site) } else { LoopMask::None };
         let first = scalar::<i32>(0);
-        if is_masked && num_rows != rows.shape()[0] {
+        if is_masked && (is_cached || num_rows != rows.shape()[0]) {
             // All of the rows see the tiles up to `full`. The compiler would split the loop where those of one program do, and
-            // not where several heads have the same positions.
+            // not where several heads have the same positions, nor load the tiles of a cache in two ways.
             let keys = if causal { maximum(first_row + (n_k - n_q) + 1, 0) } else { n_k };
             let full = minimum(keys, n_k) / k_tile;
             let unmasked = Part { tiles: split.tiles(first, full, k_tile), mask: LoopMask::None, down: None };
@@ -151,7 +152,7 @@ pub(super) fn parts_of_keys(
             Vec::from([Part { tiles: split.tiles(first, end, k_tile), mask: diagonal, down: None }])
         }
     } else {
-        let last_row = minimum(first_row + num_rows, n_q) - 1;
+        let last_row = maximum(minimum(first_row + num_rows, n_q) - 1, 0);
         let bounds = tile_bounds(mask.keys, (first_row, last_row), args, n_k, k_tile);
         let (start, end) = (mask.keys)(rows, args);
         let edges = LoopMask::Keys(start.expand_dims(1), minimum(end, n_k).expand_dims(1));
@@ -216,12 +217,69 @@ impl Scores<'_> {
     }
 }
 
-/// Rows of q and O where those of `pack` heads are one: row r is that of position ⌊r / pack⌋ of head `head` + r mod pack.
+/// The sequences whose rows are those of one batch entry of q, one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct PackedSequences {
+    /// The first row of each, and the end of the last: [sequences + 1]. The first number counts as 0. Numbers that decrease or exceed
+    /// `n_q` give other rows, or leave rows unwritten, but reach none that are not there.
+    pub starts: TensorPtr<i32>,
+    pub n_q: Scalar<i32>,
+}
+
+/// The sequence that a program has rows of, and which.
+#[derive(Clone, Copy)]
+pub(super) struct Sequence {
+    /// Its number. The rows after all sequences count as those of the last one.
+    pub index: Scalar<i32>,
+    /// The program's tile among those of the sequence.
+    pub tile: Scalar<i32>,
+    /// The sequence's first row in q, and the number of its rows.
+    pub first: Scalar<i32>,
+    pub n_q: Scalar<i32>,
+    /// Whether the tile has rows of a sequence.
+    pub is_there: Scalar<bool>,
+}
+
+impl PackedSequences {
+    /// The sequence of tile `tile` of all, where sequence s has the tiles from ⌊`pack` · start / `q_tile`⌋ + s on, at least as many as it
+    /// needs, and `pack` rows of tiles are one of a sequence. By scalars alone, so that a producer warp can do it, too.
+    #[device_fn]
+    pub fn sequence_of(self, tile: Scalar<i32>, q_tile: usize, pack: usize) -> Sequence {
+        let PackedSequences { starts, n_q } = self;
+        let last = starts.dim(0) - 1;
+        assume((last >= 1) & (last < MAX_SEQUENCES));
+        let start_of = |i: Scalar<i32>| clamp(load(starts.ptr() + i.to::<i64>() * starts.stride(0)), 0, n_q);
+        // The last of those that have begun, a bit at a time; the last number is the start of the rows after all sequences.
+        let (mut begun, mut step) = (scalar::<i32>(0), scalar::<i32>(MAX_SEQUENCES));
+        for _ in range(0, MAX_SEQUENCES.ilog2() as i32) {
+            step = step / 2;
+            let next = clamp(begun + step, 0, last);
+            let has_begun = (begun + step <= last) & (start_of(next) * pack / q_tile + next <= tile);
+            begun = where_(has_begun, next, begun);
+        }
+        let index = clamp(begun, 0, last);
+        // The rows before the second start are those of the first sequence.
+        let first = where_(index == 0, 0, start_of(index));
+        let end = where_(index < last, maximum(start_of(minimum(index + 1, last)), first), n_q);
+        let tile = maximum(tile - (first * pack / q_tile + index), 0);
+        let rows = end - first;
+        let is_there = (index < last) & (tile * q_tile < rows * pack);
+        Sequence { index: within(index, last), tile, first, n_q: rows, is_there }
+    }
+}
+
+/// Packed sequences, at most: one less, a power of two.
+pub(super) const MAX_SEQUENCES: i32 = 1 << 20;
+
+/// Rows of q and O where those of `pack` heads are one: row r is that of position ⌊r / pack⌋ of head `head` + r mod pack. Position 0 is
+/// row `first` of the `n_q` rows of q, and `end` the end of those that are there.
 #[derive(Clone, Copy)]
 pub(super) struct PackedRows {
     pub head: Scalar<i32>,
     pub rows: Tile<i32>,
     pub pack: usize,
+    pub first: Scalar<i32>,
+    pub end: Scalar<i32>,
     pub n_q: Scalar<i32>,
 }
 
@@ -236,21 +294,27 @@ impl PackedRows {
         self.head + self.rows % self.pack
     }
 
+    /// Rows of q.
+    #[device_fn]
+    fn places(self) -> Tile<i32> {
+        self.first + self.positions()
+    }
+
     #[device_fn]
     pub fn are_there(self) -> Tile<bool> {
-        self.rows < self.n_q * self.pack
+        self.places() < self.end
     }
 
     /// Their places among the rows of these heads, [heads, n_q].
     #[device_fn]
     pub fn in_order(self) -> Tile<i64> {
-        (self.rows % self.pack).to::<i64>() * self.n_q + self.positions()
+        (self.rows % self.pack).to::<i64>() * self.n_q + self.places()
     }
 
     /// The rows of `x` [heads, n_q, d].
     #[device_fn]
     pub fn of<T: Dtype>(self, x: TensorPtr<T>, d_tile: usize) -> PtrTile<T> {
-        let row = self.heads().to::<i64>() * x.stride(0) + self.positions().to::<i64>() * x.stride(1);
+        let row = self.heads().to::<i64>() * x.stride(0) + self.places().to::<i64>() * x.stride(1);
         x.ptr() + row.expand_dims(1) + arange(0, d_tile).expand_dims(0).to::<i64>() * x.stride(2)
     }
 
@@ -276,6 +340,28 @@ pub(super) struct CachedRows<C: Dtype> {
 }
 
 impl<C: Dtype> CachedRows<C> {
+    /// Whether tiles of `k_tile` keys of which all are there are blocks of memory, as [`CachedRows::block`] has them.
+    pub fn has_blocks(self, k_tile: usize) -> bool {
+        self.pages.is_none_or(|(_, page)| page.is_multiple_of(k_tile))
+    }
+
+    /// The block of tile `i` of `k_tile` keys, of which all are there. It has rows beyond the last if its page is not there, which are
+    /// zeros.
+    #[device_fn]
+    fn block(self, i: Scalar<i32>, k_tile: usize) -> BlockPtr<C> {
+        let CachedRows { x, batch, head, pages, d_tile, .. } = self;
+        let first = i * k_tile;
+        let (entry, row) = match pages {
+            None => (batch, first),
+            Some((table, page)) => {
+                let id = load(table.ptr() + (first / page).to::<i64>() * table.stride(0));
+                let is_there = (id >= 0) & (id < x.dim(0));
+                (within(id, x.dim(0)), where_(is_there, first % page, x.dim(2)))
+            }
+        };
+        x.index([entry, head]).block([row, 0], [k_tile, d_tile])
+    }
+
     /// The rows of these keys, [keys, d_tile]; zeros for keys from n_k on, whose memory may hold anything, and of pages that are
     /// not there.
     #[device_fn]
@@ -387,6 +473,12 @@ impl<T: Dtype, C: Dtype> KeyLoop<T, C> {
             let mut v_block = v.advance([first * k_tile, 0]);
             for i in range(first, end, split = hint, replicas = replicas) {
                 let (kt, vt) = match cached {
+                    Some([k, v]) if matches!(part.mask, LoopMask::None) && k.has_blocks(k_tile) => {
+                        let k_block = k.block(i, k_tile);
+                        let v_block = v.block(i, k_tile);
+                        let kt = load(k_block, boundary_check = k_boundary, padding = zero);
+                        (kt, load(v_block, boundary_check = v_boundary, padding = zero))
+                    }
                     None => {
                         let kt = load(k_block, boundary_check = k_boundary, padding = zero);
                         (kt, load(v_block, boundary_check = v_boundary, padding = zero))

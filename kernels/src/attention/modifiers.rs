@@ -15,6 +15,7 @@ use tilewright_runtime::prelude::*;
 /// What a modifier knows about the problem: run-time scalars, except for `causal`.
 #[derive(Clone, Copy)]
 pub struct Site {
+    /// The batch entry; with packed lengths beside a cache the sequence, whose rows and keys `n_q` and `n_k` are.
     pub batch: Scalar<i32>,
     /// The query head.
     pub head: Scalar<i32>,

@@ -4,7 +4,7 @@ use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
 use super::config::{Pass, Tiles, adds_lanes_first, decoding_tiles, is_sub_wave, modified_tiles};
 use super::forward::FlashAttentionFwd;
-use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect};
+use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect, rows_of_sequences};
 use super::loops::SCALED_ROWS;
 use super::split_kv::{KvSplit, MIN_SPLIT_ROWS};
 use crate::tensor::{FloatElement, OperandElement};
@@ -30,7 +30,8 @@ impl Problem<'_> {
         // Packed rows of few queries, and those of a cache, are not the tuner's.
         let rows = n_q * self.pack;
         let is_decoding = pass == Pass::Forward && (options.cache.is_some() || self.pack > 1 && rows <= 16);
-        let decoding = || is_decoding.then(|| decoding_tiles(rows, self.d, [bytes, C::DTYPE.size()], &target));
+        let (bytes_of, page) = ([bytes, C::DTYPE.size()], self.page);
+        let decoding = || is_decoding.then(|| decoding_tiles(rows, self.d, bytes_of, page, &target));
         let tiles = given.or_else(decoding).or_else(modified);
         if let Some(Tiles { q_tile, k_tile, .. }) = tiles {
             // So they divide the rows of every split.
@@ -92,7 +93,7 @@ pub(super) fn launch_forward<T: OperandElement, R: FloatElement, C: Element + Dt
     let tuned_may = p.device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
         && T::DTYPE.size() <= 2
         && !is_sub_wave([batch, heads / p.pack], n_q * p.pack);
-    let given = p.given_tiles::<T, C>(Pass::Forward, split, n_q)?;
+    let given = p.given_tiles::<T, C>(Pass::Forward, split, rows_of_sequences(q.shape(), p.options))?;
     let may_persist = given.map_or(tuned_may, |tiles| tiles.persistent);
     let (cache, descale) = (p.options.cache.as_ref(), p.options.descale.as_ref());
     with_counters(p, usize::from(may_persist), |tiles_taken| {
@@ -102,6 +103,7 @@ pub(super) fn launch_forward<T: OperandElement, R: FloatElement, C: Element + Dt
             sinks: p.options.sinks.as_ref().map(|sinks| sinks as _),
             lengths: cache.map(|cache| &cache.lengths as _),
             table: cache.and_then(|cache| cache.table.as_ref()).map(|table| table as _),
+            row_starts: cache.and_then(|cache| cache.row_starts.as_ref()).map(|starts| starts as _),
             q_descale: descale.and_then(|descale| descale.q.as_ref()).map(|q| q as _),
             k_descale: descale.map(|descale| &descale.k as _),
             v_descale: descale.map(|descale| &descale.v as _),

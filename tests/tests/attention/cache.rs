@@ -2,8 +2,12 @@
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::target::GpuArch;
+use tilewright::kernels::Tensor as AnyTensor;
+use tilewright::kernels::attention::config::decoding_tiles;
 use tilewright::kernels::attention::reference::Modifiers;
-use tilewright::kernels::attention::{Cache, Descale, Options, Tensor, Tiles, backward, forward};
+use tilewright::kernels::attention::{
+    Cache, Descale, Options, Score, Tensor, TensorMut, Tiles, backward, forward, forward_into,
+};
 use tilewright::prelude::{Buffer, Device, F8E4M3};
 use tilewright_tests::attention::{Layout, RELATIVE, SINKS};
 use tilewright_tests::attention_cache::{CacheCase, check_cache};
@@ -66,6 +70,82 @@ fn splits() {
     }
 }
 
+/// Entries with different numbers of queries: none, one, as many as a tile has and more; all of them, and none, of packed heads.
+#[test]
+fn rows_of_each_entry() {
+    const ROWS: &[usize] = &[1, 0, 20, 64, 1, 130, 3];
+    const KEYS: &[i32] = &[33, 5, 50, 0, 1, 140, 1000];
+    let window = Modifiers { window: Some(20), softcap: Some(2.0), ..SINKS };
+    let alibi = Modifiers { alibi: true, ..Modifiers::default() };
+    let case = CacheCase { rows: Some(ROWS), dtype: DType::F32, ..CacheCase::new([4, 2], 0, [16, 24], KEYS, 150) };
+    let cases = [
+        case,
+        CacheCase { modifiers: window, layout: Layout::Gaps, ..case.pages_of(16) },
+        CacheCase { modifiers: alibi, layout: Layout::RowsFirst, ..case.pages_of(7) },
+        CacheCase { modifiers: Modifiers { prefix: Some(9), ..SINKS }, heads: [2, 2], ..case },
+        CacheCase { causal: false, cache_dtype: Some(DType::F8E4M3), missing: true, ..case.pages_of(16) },
+    ];
+    for case in cases {
+        check_cache(&Device::cpu(), case, &Options::default());
+    }
+    let splits = Options { num_splits: Some(3), ..Options::default() };
+    let long = CacheCase { lengths: &[600, 40], rows: Some(&[2, 70]), most: 700, ..case };
+    check_cache(&Device::cpu(), long, &splits);
+    check_cache(&Device::cpu(), CacheCase { modifiers: window, ..long.pages_of(64) }, &splits);
+    // One sequence, and more than a program reads at a time.
+    check_cache(&Device::cpu(), CacheCase { lengths: &[40], rows: Some(&[5]), ..case }, &Options::default());
+    let many = CacheCase { lengths: &[9; 300], rows: Some(&[2; 300]), most: 9, ..case };
+    check_cache(&Device::cpu(), many, &Options::default());
+    for arch in [GpuArch::Sm90a, GpuArch::Sm80] {
+        let device = Device::simulated(arch);
+        let case = CacheCase { dtype: DType::BF16, d: [64, 32], ..case.pages_of(16) };
+        check_cache(&device, case, &Options::default());
+        // The tiles of prompts, loaded as blocks or by rows, with and without splits.
+        let prompts = CacheCase { rows: Some(&[40, 0, 70, 1]), lengths: &[100, 9, 200, 150], most: 256, ..case };
+        let prompts = CacheCase { d: [32, 32], ..prompts };
+        let check = |case: CacheCase, num_splits| {
+            let forward_tiles = Some(decoding_tiles(128, 32, [2, 2], case.page.unwrap_or(0), &device.target()));
+            check_cache(&device, case, &Options { forward_tiles, num_splits, ..Options::default() });
+        };
+        check(CacheCase { missing: true, modifiers: SINKS, ..prompts.pages_of(64) }, None);
+        if arch == GpuArch::Sm90a {
+            let rows = Some(&[2_usize, 20][..]);
+            check(CacheCase { lengths: &[300, 64], rows, most: 512, ..prompts.pages_of(64) }, Some(2));
+            check(CacheCase { page: None, ..prompts }, None);
+            check(CacheCase { rows: Some(&[40, 1]), lengths: &[100, 30], ..prompts.pages_of(50) }, None);
+        }
+        let few = CacheCase { rows: Some(&[1, 3, 1]), lengths: &[30, 3, 130], ..case };
+        check_cache(&device, few, &Options::default());
+        check_cache(&device, CacheCase { modifiers: alibi, ..few }, &Options::default());
+    }
+}
+
+/// Numbers that are no starts give wrong rows, but reach no memory that is not there: the simulated GPU looks, and so does a launch.
+/// Sequences that overlap write rows twice, which the simulated GPU refuses.
+#[test]
+fn row_starts_may_be_anything() {
+    let (apart, overlapping) = ([[37; 4], [1000; 4], [-5, 20, 20, 90]], [[9, 3, 30, 1], [i32::MIN, i32::MAX, -1, 5]]);
+    let gpu = Device::simulated(GpuArch::Sm90a);
+    for (device, starts) in [(Device::cpu(), &overlapping[..]), (Device::cpu(), &apart[..]), (gpu, &apart[..])] {
+        let numbers = Buffer::from_slice(&device, &vec![0.5_f32; 1 << 13]).unwrap();
+        let (lengths, o) = (Buffer::from_slice(&device, &[20, 20, 20]).unwrap(), [1, 4, 37, 16]);
+        for starts in starts {
+            let starts = Buffer::from_slice(&device, starts).unwrap();
+            let row_starts = Some(starts.tensor([4]).unwrap());
+            let cache = Cache { row_starts, ..Cache::new(lengths.view()) };
+            let options = Options { cache: Some(cache), ..Options::new(true) };
+            let tensor = |shape| Tensor::dense(numbers.view(), shape).unwrap();
+            let k = tensor([3, 2, 20, 16]);
+            let mut out = Buffer::<f32>::zeros(&device, 4 * 37 * 16).unwrap();
+            let mut lse = Buffer::<f32>::zeros(&device, 4 * 37).unwrap();
+            let mut none = Buffer::<f32>::zeros(&device, 0).unwrap();
+            let target = TensorMut::dense(out.view_mut(), o).unwrap();
+            forward_into(&device, tensor(o), k, k, target, lse.view_mut(), none.view_mut(), &options).unwrap();
+            assert!(out.to_vec().unwrap().into_iter().all(|x| x == 0.0 || (x - 0.5).abs() < 1e-4));
+        }
+    }
+}
+
 /// 8-bit floats, with scales, also of 0.
 #[test]
 fn other_types() {
@@ -90,6 +170,9 @@ fn on_simulated_gpus() {
         check_cache(&device, CacheCase { cache_dtype: stored, ..decoding.pages_of(16) }, &Options::default());
         let prompt = CacheCase::new([2, 1], 70, [64, 64], &[70, 133], 140);
         check_cache(&device, prompt.pages_of(64), &Options::default());
+        let missing = CacheCase { missing: true, lengths: &[70, 200], most: 256, ..prompt };
+        check_cache(&device, missing.pages_of(64), &Options::default());
+        check_cache(&device, CacheCase { n_q: 1, ..missing.pages_of(64) }, &Options::default());
         check_cache(
             &device,
             CacheCase { cache_dtype: stored, dtype: DType::F16, ..prompt.pages_of(64) },
@@ -98,6 +181,22 @@ fn on_simulated_gpus() {
         let tiles = Tiles::new(64, 128, 4, 2);
         check_cache(&device, prompt, &Options { forward_tiles: Some(tiles), ..Options::default() });
     }
+}
+
+/// Entries without keys give 0, whatever their scales are.
+#[test]
+fn scales_of_no_keys() {
+    let device = Device::cpu();
+    let q = Buffer::from_slice(&device, &[1.0_f32; 2 * 16]).unwrap();
+    let k = Buffer::<F8E4M3>::zeros(&device, 2 * 8 * 16).unwrap();
+    let (lengths, scales) = (Buffer::from_slice(&device, &[0, 8]), Buffer::from_slice(&device, &[f32::NAN, 1.0]));
+    let (lengths, scales) = (lengths.unwrap(), scales.unwrap());
+    let of = scales.tensor([2, 1, 1]).unwrap();
+    let descale = Some(Descale { q: None, k: of, v: of });
+    let options = Options { cache: Some(Cache::new(lengths.view())), descale, ..Options::default() };
+    let (q, k) = (q.tensor([2, 1, 1, 16]).unwrap(), k.tensor([2, 1, 8, 16]).unwrap());
+    let (o, _) = forward(&device, q, k, k, &options).unwrap();
+    assert_eq!(o.to_vec().unwrap(), [0.0; 32]);
 }
 
 #[test]
@@ -126,7 +225,33 @@ fn mistakes_say_what_is_expected() {
         (message(2, Some(3), keys, false), ["`table`", "each of 2 batch entries", "3"]),
         (message(2, None, [5, 2, 8, 16], false), ["`k`", "[2, 2, 8, 16]", "[5, 2, 8, 16]"]),
         (message(2, Some(2), [5, 2, 8, 32], false), ["`k`", "[5, 2, 8, 16]", "[5, 2, 8, 32]"]),
-        (message(2, None, keys, true), ["`mask`", "packed sequences", "lengths"]),
+        (message(2, None, keys, true), ["`mask`", "packed sequences", "`row_starts` of the cache"]),
+    ] {
+        let message = message.expect("an error");
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+    // Rows of several sequences in one batch entry.
+    let message = |q: [usize; 4], n: usize, starts: usize, score| {
+        let row_starts = Some(AnyTensor::dense(table.slice(..starts).unwrap(), [starts]).unwrap());
+        let cache = Cache { row_starts, ..Cache::new(lengths.slice(..n).unwrap()) };
+        let options = Options { cache: Some(cache), score, ..Options::new(true) };
+        forward(&device, tensor(q), tensor(keys), tensor(keys), &options).err().map(|e| e.to_string())
+    };
+    let plain = Score::default();
+    assert_eq!(message([1, 2, 7, 16], 2, 3, plain), None);
+    assert_eq!(message([1, 2, 0, 16], 2, 3, plain), None);
+    for (message, words) in [
+        (
+            message([2, 2, 7, 16], 2, 3, plain),
+            ["`q`", "one batch entry, whose rows are those of all sequences", "found 2"],
+        ),
+        (message([1, 2, 7, 16], 2, 2, plain), ["`lengths`", "each of 1 batch entries", "found 2"]),
+        (message([1, 2, 7, 16], 0, 1, plain), ["`row_starts`", "each of up to 2^20 - 1 sequences", "found 1 numbers"]),
+        (message([1, 2, 7, 16], 1, 2, plain), ["`k`", "[1, 2, 8, 16]", "[2, 2, 8, 16]"]),
+        (
+            message([1, 2, 7, 16], 2, 3, Score::relative(numbers.slice(..28).unwrap())),
+            ["`relative_bias`", "none beside `row_starts`", "found some"],
+        ),
     ] {
         let message = message.expect("an error");
         assert!(words.iter().all(|word| message.contains(word)), "{message}");

@@ -62,13 +62,13 @@ fn sinks(case: &Case) -> HostTensor {
     HostTensor::of(DType::F32, &[scores.len()], &[1], &scores)
 }
 
-/// Keys of batch entries, pages and scales, which are not given.
-fn no_cache(case: &Case) -> [HostTensor; 5] {
+/// Keys of batch entries, pages, rows and scales, which are not given.
+fn no_cache(case: &Case) -> [HostTensor; 6] {
     let Problem { batch, heads_q, heads_kv, .. } = case.problem;
     let scales = |heads| (DType::F32, vec![batch, heads, 1]);
-    let shapes =
-        [(DType::I32, vec![batch]), (DType::I32, vec![batch, 1]), scales(heads_q), scales(heads_kv), scales(heads_kv)];
-    shapes.map(|(dtype, shape)| {
+    let (lengths, table) = ((DType::I32, vec![batch]), (DType::I32, vec![batch, 1]));
+    let starts = (DType::I32, vec![0]);
+    [lengths, table, starts, scales(heads_q), scales(heads_kv), scales(heads_kv)].map(|(dtype, shape)| {
         let zeros = vec![0.0; shape.iter().product()];
         HostTensor::of(dtype, &shape, &vec![1; shape.len()], &zeros)
     })
@@ -404,18 +404,20 @@ fn persistent() {
 }
 
 /// With the schedules of the solver: one iteration, several, and unaligned lengths. With head dimension 64, the forward
-/// pass casts and sums in the next iteration.
+/// pass casts and sums in the next iteration. The backward pass of one of them: its problems take the solver longest.
 #[test]
 fn schedules_of_the_solver() {
-    for (case, tiles) in [
-        (Case::new(100, 300, 64).causal(), Tiles { q: 128, k: 128 }),
-        (Case::new(100, 60, 128), Tiles { q: 128, k: 64 }),
+    for (case, tiles, has_backward) in [
+        (Case::new(100, 300, 64).causal(), Tiles { q: 128, k: 128 }, true),
+        (Case::new(100, 60, 128), Tiles { q: 128, k: 64 }, false),
     ] {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
         let form = Form::Solved { num_warps: 8, num_stages: 2 };
         check_forward(form, case, tiles, &inputs, &expected);
-        check_backward(form, case, Tiles { q: 64, k: 128 }, &inputs, &expected);
+        if has_backward {
+            check_backward(form, case, Tiles { q: 64, k: 128 }, &inputs, &expected);
+        }
     }
 }
 

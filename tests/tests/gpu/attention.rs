@@ -91,7 +91,7 @@ fn attention_of_a_cache() {
     for dtype in DTYPES {
         for n_q in [1, 4, 100] {
             let case = CacheCase { dtype, ..CacheCase::new([12, 4], n_q, [128, 64], &[0, 1, 100, 777, 3000], 3000) };
-            for case in [case, case.pages_of(16), case.pages_of(50)] {
+            for case in [case, case.pages_of(16), case.pages_of(50), CacheCase { missing: true, ..case.pages_of(64) }] {
                 check_cache(&gpu, case, &Options::default());
                 check_cache(&gpu, CacheCase { causal: false, modifiers: SINKS, ..case }, &Options::default());
             }
@@ -114,6 +114,24 @@ fn attention_of_a_cache_with_masks_and_other_types() {
                 let wide = CacheCase { cache_dtype: Some(stored), d: [128, 200], modifiers: window, ..case };
                 check_cache(&gpu, wide, &Options::default());
             }
+        }
+    }
+}
+
+/// Entries with different numbers of queries: few and many, with tiles of each width, and pages that are not there.
+#[test]
+fn attention_of_a_cache_with_rows_of_each_entry() {
+    let Some(gpu) = gpu() else { return };
+    let alibi = Modifiers { alibi: true, ..Modifiers::default() };
+    let rows: [&[usize]; 3] = [&[1, 0, 1, 3, 1], &[1, 0, 70, 5, 1], &[300, 0, 64, 2000, 1]];
+    for dtype in DTYPES {
+        for rows in rows {
+            let case = CacheCase::new([12, 4], 0, [128, 64], &[0, 1, 100, 2777, 3000], 3008);
+            let case = CacheCase { dtype, rows: Some(rows), ..case };
+            for case in [case, case.pages_of(16), CacheCase { missing: true, ..case.pages_of(64) }] {
+                check_cache(&gpu, CacheCase { modifiers: SINKS, ..case }, &Options::default());
+            }
+            check_cache(&gpu, CacheCase { modifiers: alibi, d: [64, 64], ..case.pages_of(64) }, &Options::default());
         }
     }
 }

@@ -228,7 +228,7 @@ impl Lowering<'_> {
         order: Order,
     ) -> Result<Val> {
         let ty = llvm_type(Elem::Num(elem));
-        if elem == DType::Bool || matches!(elem, DType::F8E4M3 | DType::F8E5M2) {
+        if elem == DType::Bool || elem.is_f8() {
             return self
                 .unsupported(format!("atomics on {elem} are not supported on the GPU"), Some("use a wider type"));
         }

@@ -6,10 +6,6 @@ use super::{Lowering, llvm_type};
 use crate::ir::{DType, Elem, Literal};
 use crate::target::GpuArch;
 
-fn is_f8(dtype: DType) -> bool {
-    matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
-}
-
 impl Lowering<'_> {
     /// Casts all registers of a tile. f32 → f16/bf16 converts two registers per instruction. bf16 → f32 of a packed
     /// pair takes one instruction per element: the halves of the word are the upper halves of the results.
@@ -33,11 +29,11 @@ impl Lowering<'_> {
         if (from, to) == (DType::BF16, DType::F32) && regs.len().is_multiple_of(2) {
             return regs.chunks(2).flat_map(|pair| self.widen_pair([&pair[0], &pair[1]])).collect();
         }
-        if from != DType::F64 && is_f8(to) && self.converts_f8() && regs.len().is_multiple_of(2) {
+        if from != DType::F64 && to.is_f8() && self.converts_f8() && regs.len().is_multiple_of(2) {
             let wide = self.cast(regs, from, DType::F32);
             return wide.chunks(2).flat_map(|pair| self.narrow_pair(pair, to)).collect();
         }
-        if is_f8(from) && self.converts_f8() && regs.len().is_multiple_of(2) {
+        if from.is_f8() && self.converts_f8() && regs.len().is_multiple_of(2) {
             let halves: Vec<Val> = regs.chunks(2).flat_map(|pair| self.halves_of_f8(pair, from)).collect();
             return self.cast(&halves, DType::F16, to);
         }
@@ -146,16 +142,16 @@ impl Lowering<'_> {
     /// Conversions from and to the 8-bit floats: by instructions where the target has them, else by integer arithmetic.
     fn cast_f8(&mut self, x: &str, from: DType, to: DType) -> Option<Val> {
         let native = self.converts_f8();
-        if is_f8(from) && native {
+        if from.is_f8() && native {
             let half = self.halves_of_f8(&[x.to_string(), "0".to_string()], from).swap_remove(0);
             return Some(self.cast_element(&half, DType::F16, to));
         }
-        if is_f8(from) {
+        if from.is_f8() {
             self.e.f8 = true;
             let wide = self.e.inst(format!("call float @decode.{from}(i8 {x})"));
             return Some(self.cast_element(&wide, DType::F32, to));
         }
-        if !is_f8(to) {
+        if !to.is_f8() {
             return None;
         }
         let wide = match from {

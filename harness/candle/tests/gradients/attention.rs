@@ -324,6 +324,16 @@ fn attention_with_a_cache() {
             }
         }
     }
+    // The same queries as rows of one batch entry, and one row of no entry.
+    let rows = q.transpose(0, 1).unwrap().reshape((1, 4, 6, d)).unwrap().pad_with_zeros(2, 0, 1).unwrap();
+    let starts = Tensor::new(&[0_i32, 2, 4, 6], cpu).unwrap();
+    let cache = KeyCache::paged(counts.clone(), table.clone());
+    let options = AttentionOptions::new(true);
+    let of = |q: &Tensor, cache| ours::flash_attention(q, &k, &v, &options.clone().with_cache(cache)).unwrap();
+    let found = of(&rows, cache.clone().with_row_starts(starts));
+    let expected =
+        of(&q, cache).transpose(0, 1).unwrap().reshape((1, 4, 6, d)).unwrap().pad_with_zeros(2, 0, 1).unwrap();
+    assert_close("rows of all entries", &found, &expected.to_dtype(DType::F64).unwrap(), 1e-5);
     let variable = candle_core::Var::from_tensor(&q).unwrap();
     let options = AttentionOptions::new(true).with_cache(KeyCache::new(counts.to_dtype(DType::I64).unwrap()));
     let error = |q: &Tensor, options: &AttentionOptions| {
@@ -332,4 +342,7 @@ fn attention_with_a_cache() {
     assert!(error(&q, &options).contains("lengths"), "{}", error(&q, &options));
     let options = AttentionOptions::new(true).with_cache(KeyCache::new(counts));
     assert!(error(&variable, &options).contains("no_grad"), "{}", error(&variable, &options));
+    let sinks = candle_core::Var::zeros(q.dim(1).unwrap(), DType::F32, cpu).unwrap();
+    let options = options.with_sinks(sinks.as_tensor().clone());
+    assert!(error(&q, &options).contains("as sinks, found a variable"), "{}", error(&q, &options));
 }

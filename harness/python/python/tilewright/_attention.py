@@ -67,8 +67,9 @@ _document_ranges = kernel(
 # The lists have one tensor or none.
 _modified_attention_forward = kernel(
     "modified_attention_forward(Tensor q, Tensor k, Tensor v, Tensor[] alibi_slopes, Tensor[] relative_bias, Tensor[] sinks,"
-    " Tensor[] ranges, Tensor[] cache_seqlens, Tensor[] block_table, Tensor[] q_descale, Tensor[] k_descale,"
-    " Tensor[] v_descale, bool causal, float scale, int precision, int window, int prefix, float softcap) -> (Tensor, Tensor)",
+    " Tensor[] ranges, Tensor[] cache_seqlens, Tensor[] block_table, Tensor[] cu_seqlens_q, Tensor[] q_descale,"
+    " Tensor[] k_descale, Tensor[] v_descale, bool causal, float scale, int precision, int window, int prefix,"
+    " float softcap) -> (Tensor, Tensor)",
     _results_like,
 )
 _modified_attention_backward = Op(
@@ -107,15 +108,15 @@ def _list(x: Tensor | None) -> list[Tensor]:
 
 
 def _inference_attention(q: Tensor, k: Tensor, v: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
-    tensors, numbers = inputs[:9], inputs[9:]
+    tensors, numbers = inputs[:10], inputs[10:]
     return _modified_attention_forward(q, k, v, *map(_list, tensors), *numbers)
 
 
 # What has no gradients: caches, and 8-bit floats.
 _inference_attention_op = Op(
     "inference_attention(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? relative_bias, Tensor? sinks,"
-    " Tensor? ranges, Tensor? cache_seqlens, Tensor? block_table, Tensor? q_descale, Tensor? k_descale,"
-    " Tensor? v_descale, bool causal, float scale, int precision, int window, int prefix, float softcap)"
+    " Tensor? ranges, Tensor? cache_seqlens, Tensor? block_table, Tensor? cu_seqlens_q, Tensor? q_descale,"
+    " Tensor? k_descale, Tensor? v_descale, bool causal, float scale, int precision, int window, int prefix, float softcap)"
     " -> (Tensor, Tensor)",
     _inference_attention,
 )
@@ -167,7 +168,7 @@ def _modified_attention(
     _: bool,
     *modifiers: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists = _list(alibi_slopes), _list(relative_bias), _list(sinks), _list(ranges), [], [], [], [], []
+    lists = _list(alibi_slopes), _list(relative_bias), _list(sinks), _list(ranges), *([],) * 6
     return _modified_attention_forward(q, k, v, *lists, causal, scale, precision, *modifiers)
 
 
@@ -242,7 +243,7 @@ def attention(
 
     - `window`: a row sees that many keys before its diagonal, i + (n_k − n_q), the key on it, and without `causal` as many
       after it. (flash-attn: window_size=(window, 0) with causal, else (window, window).)
-    - `prefix`, with `causal` and without a window or packed sequences: a row also sees that many first keys (prefix LM).
+    - `prefix`, with `causal`, without a window, and without packed sequences but beside a cache: a row also sees that many first keys (prefix LM).
     - `softcap`, at most 10⁴: a score s becomes softcap · tanh(s / softcap), with an error of about 10⁻⁷ · softcap.
     - `alibi_slopes`, float32 [heads], without a gradient: a score s becomes s − slope · |i + (n_k − n_q) − j|, after the
       softcap.
@@ -258,8 +259,9 @@ def attention(
       would wait for the device, others give wrong rows, but no access outside of the tensors.
     - `cache_seqlens`, int32 [batch], for inference: k and v have room for more keys than there are, of which each batch entry
       has this many; what is beyond them has no effect. The causal mask ends at an entry's last key. Numbers below 0 count as 0,
-      and larger ones than there is room for as that. There are no gradients, and no packed sequences. k and v may be
-      float8_e4m3fn or float8_e5m2.
+      and larger ones than there is room for as that. There are no gradients. k and v may be float8_e4m3fn or float8_e5m2.
+      With `cu_seqlens_q` beside it, entries have different numbers of rows: q [1, heads, rows of all, d] has those of entry s from
+      cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, the last ones of its keys. `cu_seqlens_k` stays out, and so does `relative_bias`.
     - `block_table`, int32 [batch, most], beside `cache_seqlens`: k [pages, heads_kv, rows, d] and v are pages, and key j of an
       entry is row j mod rows of the page in column ⌊j / rows⌋. A page that is not there counts as zeros. (flash-attn's
       caches are [pages, rows, heads_kv, d]: pass k_cache.transpose(1, 2).)
@@ -295,8 +297,10 @@ def attention(
     if cache_seqlens is not None or block_table is not None:
         if cache_seqlens is None:
             raise ValueError("block_table: expected cache_seqlens beside it")
-        if cu_seqlens_q is not None or cu_seqlens_k is not None:
-            raise ValueError("cache_seqlens: cannot be combined with cu_seqlens_q: its entries have their own lengths")
+        if cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k: cannot be combined with cache_seqlens, which has the numbers of keys")
+        if cu_seqlens_q is not None and relative_bias is not None:
+            raise ValueError("relative_bias: cannot be combined with cache_seqlens and cu_seqlens_q")
     elif not is_8_bit and window is prefix is softcap is alibi_slopes is relative_bias is sinks is None and (
         cu_seqlens_q is cu_seqlens_k is None
     ):
@@ -304,7 +308,8 @@ def attention(
     if k.dim() != 4:
         raise ValueError(f"attention: expected k [batch, heads, rows, d], found {list(k.shape)}")
     scores = softcap, alibi_slopes, relative_bias
-    check(q.shape[2], k.shape[2], causal, window, prefix, *scores, cu_seqlens_q, cu_seqlens_k)
+    packed = (None, None) if cache_seqlens is not None else (cu_seqlens_q, cu_seqlens_k)
+    check(q.shape[2], k.shape[2], causal, window, prefix, *scores, *packed)
     arrays = {
         "alibi_slopes": alibi_slopes,
         "relative_bias": relative_bias,
@@ -333,7 +338,7 @@ def attention(
     if sinks is not None:
         sinks = sinks.contiguous()
     ranges = None
-    if cu_seqlens_q is not None:
+    if cu_seqlens_q is not None and cache_seqlens is None:
         cu_seqlens_q = cu_seqlens_q.contiguous()
         keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k.contiguous()
         extents = q.shape[2], k.shape[2]
@@ -341,12 +346,24 @@ def attention(
         window = None
     lengths = (-1 if length is None else length for length in (window, prefix))
     if cache_seqlens is not None or is_8_bit:
-        what = ("q", "8-bit floats") if cache_seqlens is None else ("cache_seqlens", "a cache")
-        inputs = q, k, v, relative_bias, sinks, q_descale, k_descale, v_descale
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            raise ValueError(f"{what[0]}: attention of {what[1]} has no gradient: call it under torch.no_grad()")
+        what = "8-bit floats" if cache_seqlens is None else "a cache"
+        inputs = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "relative_bias": relative_bias,
+            "sinks": sinks,
+            "q_descale": q_descale,
+            "k_descale": k_descale,
+            "v_descale": v_descale,
+        }
+        for name, x in inputs.items():
+            if x is not None and x.requires_grad and torch.is_grad_enabled():
+                expected = f"call it under torch.no_grad(), or pass {name}.detach()"
+                raise ValueError(f"{name}: attention of {what} has no gradient: {expected}")
         numbers = causal, scale, precision_code(precision), *lengths, softcap or 0.0
-        tensors = cache_seqlens, block_table, q_descale, k_descale, v_descale
+        starts = None if cache_seqlens is None else cu_seqlens_q
+        tensors = cache_seqlens, block_table, starts, q_descale, k_descale, v_descale
         tensors = (None if x is None else x.contiguous() for x in tensors)
         return _inference_attention_op(q, k, v, alibi_slopes, relative_bias, sinks, ranges, *tensors, *numbers)[0]
     tensors = alibi_slopes, relative_bias, sinks, ranges

@@ -50,6 +50,8 @@ pub struct Modifiers<'a> {
     pub cache_seqlens: Option<&'a Array>,
     /// The pages of each batch entry, i32 [batch, most].
     pub block_table: Option<&'a Array>,
+    /// Beside a cache: the first of each entry's rows, which are those of one batch entry of q, and the end, i32 [batch + 1].
+    pub cu_seqlens_q: Option<&'a Array>,
     /// Dequantization scales of q, k and v: f32 [batch, heads, blocks], or those of k and v [heads_kv].
     pub descale: [Option<&'a Array>; 3],
 }
@@ -85,14 +87,17 @@ impl<'a> Modifiers<'a> {
         let table: Option<tilewright::kernels::Tensor<i32, 2>> =
             self.block_table.map(|table| table.tensor(call.arg("block_table"))).transpose()?;
         let lengths = self.cache_seqlens.map(|lengths| vector(lengths, call.arg("cache_seqlens"))).transpose()?;
+        let row_starts = self.cu_seqlens_q.map(|starts| row_starts(starts, batch, n_q, call)).transpose()?;
+        let batch = row_starts.map_or(batch, |starts| starts.shape()[0] - 1);
         let numbers = [("cache_seqlens", lengths.map(|x| x.len())), ("block_table", table.map(|x| x.shape()[0]))];
         for (name, found) in numbers.into_iter().filter_map(|(name, found)| Some((name, found?))) {
             if found != batch {
-                let expected = format!("numbers for each of {batch} batch entries");
+                let what = if row_starts.is_some() { "sequences of `cu_seqlens_q`" } else { "batch entries" };
+                let expected = format!("numbers for each of {batch} {what}");
                 return Err(call.arg(name).error(expected, format!("those of {found}")));
             }
         }
-        let cache = lengths.map(|lengths| Cache { lengths, table });
+        let cache = lengths.map(|lengths| Cache { lengths, table, row_starts });
         Ok(Options { mask, score, sinks, cache, descale: self.scales(call, batch)?, ..options })
     }
 
@@ -117,12 +122,36 @@ impl<'a> Modifiers<'a> {
             ("ranges", self.ranges),
             ("cache_seqlens", self.cache_seqlens),
             ("block_table", self.block_table),
+            ("cu_seqlens_q", self.cu_seqlens_q),
             ("q_descale", self.descale[0]),
             ("k_descale", self.descale[1]),
             ("v_descale", self.descale[2]),
         ];
         named.into_iter().filter_map(|(name, array)| Some((name, array?)))
     }
+}
+
+/// The first rows of the entries of a cache, in q with `batch` entries of `n_q` rows.
+fn row_starts<'a>(
+    starts: &'a Array,
+    batch: usize,
+    n_q: usize,
+    call: Call,
+) -> tilewright::Result<tilewright::kernels::Tensor<'a, i32, 1>> {
+    let at = call.arg("cu_seqlens_q");
+    if batch != 1 {
+        let expected = "one batch entry, whose rows are those of all sequences, beside cu_seqlens_q".into();
+        return Err(call.arg("q").error(expected, format!("{batch} batch entries")));
+    }
+    let numbers = vector::<i32>(starts, at)?;
+    if numbers.len() < 2 {
+        let expected = "the first row of each sequence, and the end of the last".into();
+        return Err(at.error(expected, format!("{} numbers", numbers.len())));
+    }
+    if let Some(numbers) = numbers.as_slice() {
+        expect_cumulative(numbers, at, n_q)?;
+    }
+    starts.tensor(at)
 }
 
 /// Dequantization scales [heads], which all batch entries have, or [batch, heads, blocks].
@@ -301,7 +330,7 @@ fn attention_forward(
 pub fn workspace_of_forward(call: Call, inputs: [&Array; 3], options: &Options) -> tilewright::Result<usize> {
     let [q, k, v] = shapes4(call, inputs)?;
     match inputs[0].dtype {
-        Dtype::F8E4M3 | Dtype::F8E5M2 => Ok(forward_workspace::<F8E4M3>(call.device, q, k, v, options)),
+        dtype if dtype.is_f8() => Ok(forward_workspace::<F8E4M3>(call.device, q, k, v, options)),
         dtype => {
             for_float_type!(dtype, call.arg("q"), T => Ok(forward_workspace::<T>(call.device, q, k, v, options)))
         }

@@ -162,6 +162,7 @@ struct ModifierArrays {
     ranges: Option<Array>,
     cache_seqlens: Option<Array>,
     block_table: Option<Array>,
+    cu_seqlens_q: Option<Array>,
     descale: [Option<Array>; 3],
 }
 
@@ -171,7 +172,7 @@ impl ModifierArrays {
         // All are taken before any can be refused.
         let mut list = |is_there: bool| if is_there { arguments.list().pop() } else { None };
         let (slopes, bias, sinks, ranges) = (list(true), list(true), list(forward), list(true));
-        let (lengths, table) = (list(forward), list(forward));
+        let (lengths, table, starts) = (list(forward), list(forward), list(forward));
         let [of_q, of_k, of_v] = [list(forward), list(forward), list(forward)];
         let read = |name, handle: Option<Handle>| handle.map(|handle| Array::of_handle(name, handle)).transpose();
         Ok(ModifierArrays {
@@ -181,6 +182,7 @@ impl ModifierArrays {
             ranges: read("ranges", ranges)?,
             cache_seqlens: read("cache_seqlens", lengths)?,
             block_table: read("block_table", table)?,
+            cu_seqlens_q: read("cu_seqlens_q", starts)?,
             descale: [read("q_descale", of_q)?, read("k_descale", of_k)?, read("v_descale", of_v)?],
         })
     }
@@ -200,6 +202,7 @@ impl ModifierArrays {
             ranges: self.ranges.as_ref(),
             cache_seqlens: self.cache_seqlens.as_ref(),
             block_table: self.block_table.as_ref(),
+            cu_seqlens_q: self.cu_seqlens_q.as_ref(),
             descale: self.descale.each_ref().map(Option::as_ref),
         }
     }
@@ -212,7 +215,7 @@ fn forward([q, k, v]: [Handle; 3], options: Options, modifiers: Modifiers) -> Py
     let call = call("attention", &all)?;
     let options = modifiers.options(call, &q, options).map_err(|error| Error::new_err(error.to_string()))?;
     let elements = guarded(|| attention::workspace_of_forward(call, [&q, &k, &v], &options))?;
-    let dtype = if matches!(q.dtype, Dtype::F8E4M3 | Dtype::F8E5M2) { Dtype::Bf16 } else { q.dtype };
+    let dtype = if q.dtype.is_f8() { Dtype::Bf16 } else { q.dtype };
     let (o, lse) = (heads_like(&q, v.shape.get(3).copied(), dtype)?, empty(&q, &q.shape[..3], Dtype::F32)?);
     let workspace = workspace(&q, elements)?;
     guarded(|| attention::forward(call, [&q, &k, &v], &o, &lse, workspace.as_ref(), &options))?;

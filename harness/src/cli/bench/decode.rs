@@ -33,6 +33,9 @@ pub struct Arguments {
     /// Queries of each sequence: its last tokens
     #[arg(long, default_value_t = 1)]
     n_q: usize,
+    /// Instead of --batch and --n-q: the queries of each sequence, separated by commas, in one tensor (packed lengths)
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["batch", "n_q"])]
+    rows: Vec<usize>,
     /// Keys of each sequence. Default: 8192, or 512 on the CPU
     #[arg(long)]
     n_k: Option<usize>,
@@ -64,17 +67,34 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let heads_q = or(arguments.heads, 32, 4);
     let heads_kv = arguments.heads_kv.unwrap_or((heads_q / 4).max(1));
     let (batch, n_k) = (or(arguments.batch, 32, 2), or(arguments.n_k, 8192, 512));
-    let (n_q, d) = (arguments.n_q, arguments.d);
-    if [batch, heads_kv, n_q, n_k].contains(&0) || !heads_q.is_multiple_of(heads_kv) || !(1..=256).contains(&d) {
+    let rows = &arguments.rows;
+    let batch = if rows.is_empty() { batch } else { rows.len() };
+    let (n_q, d) = (rows.iter().copied().max().unwrap_or(arguments.n_q), arguments.d);
+    let extents = [batch, heads_q, heads_kv, n_q, n_k];
+    let all_rows = if rows.is_empty() {
+        batch.saturating_mul(n_q)
+    } else {
+        rows.iter().fold(0_usize, |all, &n| all.saturating_add(n))
+    };
+    let is_too_large = all_rows.saturating_mul(heads_q).max(n_k.saturating_mul(batch)) > MAX_ROWS;
+    if is_too_large || extents.contains(&0) || !heads_q.is_multiple_of(heads_kv) || !(1..=256).contains(&d) {
         return Err(CliError::usage(
-            "invalid shape of attention",
-            "--batch, --heads, --heads-kv, --n-q and --n-k must be at least 1, --heads-kv divide --heads, and --d be at most 256",
+            format!(
+                "no attention of {batch} sequences, {heads_q} query heads, {heads_kv} of keys, {n_q} queries, {n_k} keys, d = {d}"
+            ),
+            format!(
+                "--batch, --heads, --heads-kv, --n-q, --n-k and some number of --rows must be at least 1, --heads-kv divide \
+                 --heads, and --d be at most 256; queries of all heads, and keys of all sequences, at most {MAX_ROWS}"
+            ),
         ));
     }
     let scale = f64::from(1.0 / (d as f32).sqrt());
     let modifiers = arguments.modifiers.of(n_k, true)?;
     if modifiers.documents.is_some() {
         return Err(CliError::usage("a cache has no packed sequences", "leave the modifier `documents` out"));
+    }
+    if modifiers.relative && !rows.is_empty() {
+        return Err(CliError::usage("--rows has no relative biases", "leave --rows or the modifier `relative` out"));
     }
     let problem = Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v: d, causal: true, scale, modifiers };
     let copy_gbps = copy::bandwidth(&arguments.common, &device)?;
@@ -92,6 +112,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
     recorder.finish(out)
 }
+
+/// Queries of all heads, and keys of all sequences, at most.
+const MAX_ROWS: usize = 1 << 30;
 
 struct Case<'a> {
     arguments: &'a Arguments,
@@ -115,15 +138,28 @@ impl Case<'_> {
             Some(stored) => (format!(" of {stored}"), 1),
             None => (String::new(), size_of::<T>()),
         };
-        let row = row.case(&format!("{heads_kv} key/value heads, {pages}{stored}{}", self.arguments.modifiers.text()));
+        let rows = match &self.arguments.rows[..] {
+            [] => String::new(),
+            rows => {
+                let equal = rows.chunk_by(|x, y| x == y).map(|run| format!("{} × {}", run.len(), run[0]));
+                format!(", queries {}", equal.collect::<Vec<_>>().join(" + "))
+            }
+        };
+        let modifiers = self.arguments.modifiers.text();
+        let row = row.case(&format!("{heads_kv} key/value heads, {pages}{stored}{rows}{modifiers}"));
         let row = match self.tiles {
             Some(tiles) => row.tiles(tiles::text(tiles)),
             None => row,
         };
         // The keys and values that some query of a sequence sees.
-        let seen = (0..n_q).map(|row| self.problem.seen(row));
-        let (first, end) = seen.fold((n_k, 0), |(first, end), seen| (first.min(seen.start), end.max(seen.end)));
-        let bytes = 2.0 * (batch * heads_kv * end.saturating_sub(first) * d * size) as f64;
+        let seen_by = |n_q: usize| {
+            let problem = Problem { n_q, ..self.problem };
+            let seen = (0..n_q).map(|row| problem.seen(row));
+            let (first, end) = seen.fold((n_k, 0), |(first, end), seen| (first.min(seen.start), end.max(seen.end)));
+            end.saturating_sub(first)
+        };
+        let seen: usize = self.rows_of().into_iter().map(seen_by).sum();
+        let bytes = 2.0 * (heads_kv * seen * d * size) as f64;
         let timed = match self.arguments.cache_dtype.as_deref() {
             Some("f8e4m3") => self.timed::<T, F8E4M3>(),
             Some(_) => self.timed::<T, F8E5M2>(),
@@ -132,14 +168,30 @@ impl Case<'_> {
         recorder.push(row.measured(&timed, Work::Bytes(bytes, Some(self.copy_gbps))))
     }
 
+    /// Queries of each sequence.
+    fn rows_of(&self) -> Vec<usize> {
+        match &self.arguments.rows[..] {
+            [] => vec![self.problem.n_q; self.problem.batch],
+            rows => rows.to_vec(),
+        }
+    }
+
     fn timed<T: Number, C: Value + Dtype>(&self) -> Measured {
         let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
         let device = self.device;
         let columns = n_k.div_ceil(self.page.max(1));
         let (entries, rows) = if self.page == 0 { (batch, n_k) } else { (batch * columns, self.page) };
-        device.check_memory((2 * entries * heads_kv * rows * d * size_of::<C>()) as f64)?;
+        device.check_memory([2, entries, heads_kv, rows, d, size_of::<C>()].map(|n| n as f64).iter().product())?;
         let keys = [entries, heads_kv, rows, d];
-        let q = normal::<T>(device, batch * heads_q * n_q * d, 1)?;
+        // Those of all sequences in one batch entry, or not.
+        let rows_of = self.rows_of();
+        let is_packed = !self.arguments.rows.is_empty();
+        let all_rows: usize = rows_of.iter().sum();
+        let o_shape = if is_packed { [1, heads_q, all_rows, d] } else { [batch, heads_q, n_q, d] };
+        let q = normal::<T>(device, heads_q * all_rows * d, 1)?;
+        let starts: Vec<i32> = (0..=batch).map(|s| rows_of[..s].iter().sum::<usize>() as i32).collect();
+        let starts = Buffer::from_slice(device, &starts)?;
+        let row_starts = is_packed.then(|| starts.tensor([batch + 1])).transpose()?;
         let [k, v] = [2, 3].map(|seed| normal::<C>(device, entries * heads_kv * rows * d, seed));
         let (k, v) = (k?, v?);
         let page_of = |i: usize| i * prime(entries) % entries;
@@ -161,15 +213,14 @@ impl Case<'_> {
             mask: modifiers.mask(),
             score: modifiers.score(),
             sinks: modifiers.sinks(),
-            cache: Some(Cache { table, ..Cache::new(lengths.view()) }),
+            cache: Some(Cache { table, row_starts, ..Cache::new(lengths.view()) }),
             descale,
             forward_tiles: self.tiles,
             num_splits: self.arguments.splits.map(|splits| splits as usize),
             ..Options::new(true)
         };
-        let o_shape = [batch, heads_q, n_q, d];
         let mut o = Buffer::<T>::poisoned(device, o_shape.iter().product())?;
-        let mut lse = Buffer::<f32>::poisoned(device, batch * heads_q * n_q)?;
+        let mut lse = Buffer::<f32>::poisoned(device, heads_q * all_rows)?;
         let needed = forward_workspace::<T>(device, o_shape, keys, keys, &options);
         let mut workspace = Buffer::<f32>::poisoned(device, needed)?;
         let mut launch = || {
@@ -179,13 +230,18 @@ impl Case<'_> {
         };
         launch()?;
         let timing = self.arguments.common.time(device, launch)?;
-        // The last sequence, by its definition.
-        let last = batch - 1;
-        let of_entry = |x: &Buffer<C>, side: usize| -> tilewright::Result<Vec<f64>> {
+        // Some sequences, by their definition: the first and the last with queries, and the one with the most.
+        let with_rows = |&s: &usize| rows_of[s] > 0;
+        let most = (0..batch).max_by_key(|&s| rows_of[s]);
+        let ends = [(0..batch).find(with_rows), (0..batch).rfind(with_rows), most];
+        let mut checked: Vec<usize> = ends.into_iter().flatten().collect();
+        checked.sort_unstable();
+        checked.dedup();
+        let of_entry = |x: &Buffer<C>, side: usize, entry: usize| -> tilewright::Result<Vec<f64>> {
             let mut keys = vec![0.0; heads_kv * n_k * d];
             let (places, len) = (n_k.div_ceil(rows), heads_kv * rows * d);
             for place in 0..places {
-                let at = if self.page == 0 { last } else { page_of(last * columns + place) };
+                let at = if self.page == 0 { entry } else { page_of(entry * columns + place) };
                 let page: Vec<f64> = x.slice(at * len..(at + 1) * len)?.to_vec()?.into_iter().map(C::to_f64).collect();
                 let count = rows.min(n_k - place * rows) * d;
                 for head in 0..heads_kv {
@@ -196,11 +252,23 @@ impl Case<'_> {
             }
             Ok(keys)
         };
-        let per_entry = heads_q * n_q * d;
-        let q = &values(&q)?[last * per_entry..];
-        let (want, _) =
-            reference::forward(&Problem { batch: 1, ..self.problem }, q, &of_entry(&k, 0)?, &of_entry(&v, 1)?);
-        let error = relative_error(&values(&o)?[last * per_entry..], &want);
+        let (q, o) = (values(&q)?, values(&o)?);
+        let mut error = 0.0_f64;
+        for entry in checked {
+            // The last rows of a sequence see its keys as the last queries do.
+            let n_q = rows_of[entry].min(64);
+            let end = if is_packed { rows_of[..=entry].iter().sum() } else { rows_of[entry] };
+            let [_, heads, all, _] = o_shape;
+            let own = |x: &[f64]| -> Vec<f64> {
+                let first = if is_packed { 0 } else { entry };
+                let of_head = |head: usize| &x[((first * heads + head) * all + end - n_q) * d..][..n_q * d];
+                (0..heads).flat_map(of_head).copied().collect()
+            };
+            let problem = Problem { batch: 1, n_q, ..self.problem };
+            let (k, v) = (of_entry(&k, 0, entry)?, of_entry(&v, 1, entry)?);
+            let (want, _) = reference::forward(&problem, &own(&q), &k, &v);
+            error = error.max(relative_error(&own(&o), &want));
+        }
         Ok((timing, accept("o", error, tolerance(T::dtype()))?))
     }
 }

@@ -137,11 +137,12 @@ fn describe_problem(p: &Problem) -> String {
 }
 
 /// The tensors of modifiers and of a cache, and the counter of persistent programs, which these kernels do not access.
-fn modifier_tensors(p: &Problem) -> [(&'static str, (Vec<usize>, DType)); 9] {
+fn modifier_tensors(p: &Problem) -> [(&'static str, (Vec<usize>, DType)); 10] {
     [
         ("sinks", (vec![0], DType::F32)),
         ("lengths", (vec![0], DType::I32)),
         ("table", (vec![p.batch, 0], DType::I32)),
+        ("row_starts", (vec![0], DType::I32)),
         ("q_descale", (vec![p.batch, p.heads_q, 0], DType::F32)),
         ("k_descale", (vec![p.batch, p.heads_kv, 0], DType::F32)),
         ("v_descale", (vec![p.batch, p.heads_kv, 0], DType::F32)),
