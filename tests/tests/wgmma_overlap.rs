@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use tempfile::TempDir;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::config::decoding_tiles;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind};
@@ -288,5 +289,45 @@ fn weights_of_8_bits_stay_in_their_lanes() {
             assert_eq!((count(full, "F2FP"), count(full, "SHFL")), (32, 4), "{name}");
             assert!(count(full, "PRMT") == 0, "{name}: {} permutations of bytes", count(full, "PRMT"));
         }
+    }
+}
+
+/// The tiles of prompts beside a cache: no spills, and a producer warp loads the keys that are all there by TMA, also where it finds
+/// the program's sequence among others first, and a page in a table.
+#[test]
+fn producers_load_the_keys_of_prompts() {
+    let Some(tools) = Tools::find() else { return };
+    let def = &FLASH_ATTENTION_FWD;
+    for (d, rows, page, row_starts) in [
+        (64usize, 128, 64usize, true),
+        (128, 128, 64, true),
+        (128, 128, 0, false),
+        (64, 20, 64, false),
+        (128, 20, 128, true),
+    ] {
+        let tiles = decoding_tiles(rows, d, [2, 2], page, &Target::Nvptx(GpuArch::Sm90a));
+        let consts = consts! {
+            d = d, d_tile = d, d_v = d, d_v_tile = d, q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
+            lengths_given = true, table_given = page > 0, page = page, row_starts_given = row_starts, pack = 4usize,
+            group = 4usize,
+        };
+        let options = CompileOptions {
+            num_warps: tiles.num_warps,
+            num_stages: tiles.num_stages,
+            ptx_version: PTX_VERSION,
+            schedule: tiles.schedule,
+            ..CompileOptions::default()
+        };
+        let configuration = Configuration { def, dtypes: vec![DType::BF16; 3], consts: consts.to_vec(), options };
+        let func = configuration.record(&well_aligned(def));
+        let (resources, loops) = tools.assemble(&ptx_of(&func, &configuration.options));
+        let name = format!("d {d}, {rows} rows, pages of {page}, row_starts: {row_starts}");
+        assert_eq!((resources.spills, resources.warnings), (0, Vec::new()), "{name}");
+        let Some(loops) = loops else { continue };
+        let has = |body: &[sass::Instruction], what: &str| body.iter().any(|i| i.starts_with(what));
+        let full = loops.iter().filter(|body| has(body, "HGMMA")).min_by_key(|body| body.len());
+        let full = full.unwrap_or_else(|| panic!("{name}: no loop with products"));
+        assert!(!has(full, "LDG") && !has(full, "UTMALDG"), "{name}: its consumers load keys");
+        assert!(loops.iter().any(|body| has(body, "UTMALDG") && !has(body, "HGMMA")), "{name}: no producer");
     }
 }
