@@ -140,6 +140,17 @@ fn on_signals(heard: impl FnMut(StopSignal) + Send + 'static) -> Result<()> {
     signals::listen(heard).map_err(|error| CliError::Failure(format!("cannot install signal handlers: {error}")))
 }
 
+/// Refuses the first option that is given without an effect. Each has its name, whether it is unused, why, and what to do.
+///
+/// # Errors
+/// An option is unused.
+fn expect_used(options: impl IntoIterator<Item = (&'static str, bool, String, String)>) -> Result<()> {
+    match options.into_iter().find(|(_, is_unused, ..)| *is_unused) {
+        None => Ok(()),
+        Some((option, _, why, help)) => Err(CliError::usage(format!("{option} is unused: {why}"), help)),
+    }
+}
+
 fn dispatch(command: Command, out: &mut Output) -> Result<()> {
     match command {
         Command::Doctor(arguments) => doctor::run(&arguments, out),

@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Args, ValueEnum};
 
 use super::device::{self, DeviceArg, open};
-use super::{CliError, Result, products, value_parsers};
+use super::{Result, expect_used, products, value_parsers};
 use crate::numerics::{accumulate, autocast, norm, scaling};
 use crate::report::{Outputs, Report};
 
@@ -64,13 +64,10 @@ impl Arguments {
             (Experiment::Products, "products", "--device", self.device.is_some()),
         ];
         let runs = |experiment: &Experiment| self.experiments.is_empty() || self.experiments.contains(experiment);
-        match options.iter().find(|(experiment, _, _, is_given)| *is_given && !runs(experiment)) {
-            None => Ok(()),
-            Some((_, name, option, _)) => {
-                let message = format!("{option} is unused: it goes with the experiment {name}");
-                Err(CliError::usage(message, format!("omit it, or name {name} too")))
-            }
-        }
+        expect_used(options.map(|(experiment, name, option, is_given)| {
+            let is_unused = is_given && !runs(&experiment);
+            (option, is_unused, format!("it goes with the experiment {name}"), format!("omit it, or name {name} too"))
+        }))
     }
 }
 

@@ -200,9 +200,9 @@ pub fn modified_tiles(
     Some(warp_specialized(tiles))
 }
 
-/// The tiles of the forward kernel for few rows, and for keys in a cache. With d = 128
-/// and 64 the fastest or within 1 % of it (`harness/records/2026-11-30-h200-decode-tried.jsonl`; keys of 8 bits: `…-decode-8-bit-tried.jsonl`).
-/// Of more rows, those in `…-prompts-tried.jsonl`, on Hopper: a producer warp loads tiles of 64 keys that are blocks of memory, which
+/// The tiles of the forward kernel for few rows, and for keys in a cache. With d = 128 and 64 the fastest or within 1 % of it
+/// (`harness/records/2026-11-30-h200-decode-tried.jsonl`; keys of 8 bits: `…-decode-8-bit-tried.jsonl`). Of more rows, measured with d = 128
+/// alone, those in `…-prompts-tried.jsonl`, on Hopper: a producer warp loads tiles of 64 keys that are blocks of memory, which
 /// `page`, the rows of a page or 0 without pages, decides. The element types of q and of k have these sizes.
 pub fn decoding_tiles(
     n_q: usize,

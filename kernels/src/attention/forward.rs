@@ -218,9 +218,8 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
         };
         let site = Site { batch: batch_kv, head, n_q: own_rows, n_k, most_keys, causal };
         let (rows, all_rows) = match packed {
-            None => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
             Some(rows) if pack > 1 => (rows.positions(), (row_of_all / pack, (rows_of_all - 1) / pack + 2)),
-            Some(_) => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
+            _ => (first_row + arange(0, q_tile), (row_of_all, rows_of_all)),
         };
         let of_head = |scales: TensorPtr<f32>| BlockScales(scales.index([batch_kv, kv_head]));
         let [k_scales, v_scales] = [k_descale, v_descale].map(|scales| scales.map(of_head));

@@ -154,6 +154,11 @@ impl<'a> Options<'a> {
         }
     }
 
+    /// The number of sequences that are packed beside a cache; `None` where entries are those of q.
+    fn sequences(&self) -> Option<usize> {
+        Some(self.cache?.row_starts?.shape()[0].saturating_sub(1))
+    }
+
     /// Whether the backward pass for k and v of these shapes takes one pass.
     pub fn is_one_pass<T: Element>(&self, device: &Device, k: [usize; 4], v: [usize; 4]) -> bool {
         self.form::<T>(device, k, v) != Backward::TwoPass
@@ -217,16 +222,13 @@ fn unpaged(k: [usize; 4], options: &Options) -> [usize; 4] {
 /// rule, or many, and wide tiles have fewer rows in them then.
 pub(super) fn rows_of_sequences(q: [usize; 4], options: &Options) -> usize {
     let [.., rows, _] = unpacked(q, options);
-    if options.cache.is_some_and(|cache| cache.row_starts.is_some()) { rows.div_ceil(4) } else { rows }
+    if options.sequences().is_some() { rows.div_ceil(4) } else { rows }
 }
 
 /// The shape of q as if its sequences were batch entries, of their mean length.
 fn unpacked([batch, heads, n_q, d]: [usize; 4], options: &Options) -> [usize; 4] {
-    match options.cache.and_then(|cache| cache.row_starts) {
-        Some(starts) => {
-            let sequences = starts.shape()[0].saturating_sub(1).max(1);
-            [sequences, heads, n_q.div_ceil(sequences), d]
-        }
+    match options.sequences() {
+        Some(sequences) => [sequences.max(1), heads, n_q.div_ceil(sequences.max(1)), d],
         None => [batch, heads, n_q, d],
     }
 }
@@ -277,7 +279,7 @@ impl<'a> Problem<'a> {
         let [_, heads_kv, n_k, _] = unpaged(k, options);
         let row_starts = options.cache.and_then(|cache| cache.row_starts);
         // Entries of keys: sequences.
-        let entries = row_starts.map_or(batch, |starts| starts.shape()[0].saturating_sub(1));
+        let entries = options.sequences().unwrap_or(batch);
         let d_v = v[3];
         let (is_8_bit, has_cache) = (T::dtype().is_f8(), options.cache.is_some());
         let is_valid = C::DTYPE == T::DTYPE || has_cache && C::dtype().is_f8();

@@ -11,7 +11,7 @@ use super::process_groups::{CommBackend, for_each_process_group};
 use crate::cli::model_options::{ModelOptions, model_device};
 use crate::cli::ranks::grad_sync;
 use crate::cli::ranks::{self, ReserveSms, reserve_sms};
-use crate::cli::{CliError, Result};
+use crate::cli::{CliError, Result, expect_used};
 use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
 use crate::dist::ddp::{DdpOptions, GradSync, NCCL_CTAS};
 use crate::dist::error::Error;
@@ -82,13 +82,9 @@ impl Arguments {
             ("--copy-engines", !self.copy_engines.is_empty() && !bucketed && !overlap, "overlap or bucketed"),
             ("--reserve-sms", !self.reserve_sms.is_empty() && !bucketed && !overlap, "overlap or bucketed"),
         ];
-        match options.into_iter().find(|(_, is_unused, _)| *is_unused) {
-            None => Ok(()),
-            Some((option, _, form)) => {
-                let message = format!("{option} is unused: it goes with `--form {form}`");
-                Err(CliError::usage(message, format!("omit it, or add {form} to --form")))
-            }
-        }
+        expect_used(options.map(|(option, is_unused, form)| {
+            (option, is_unused, format!("it goes with `--form {form}`"), format!("omit it, or add {form} to --form"))
+        }))
     }
 }
 

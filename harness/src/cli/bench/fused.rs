@@ -10,7 +10,7 @@ use super::model::{self, Mode};
 use super::wall_time::{Times, release_memory};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::oom_probe::{MemoryOutcome, catch_oom};
-use crate::cli::{CliError, Result};
+use crate::cli::{CliError, Result, expect_used};
 use crate::model::{Attention, Config, Fusion, Precision, SIZES};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 use tilewright_cli::device::{self, DeviceArg};
@@ -72,13 +72,11 @@ impl Arguments {
             (Subject::Model, "model", "--precision", self.precision.is_some()),
             (Subject::Model, "model", "--steps", self.steps.is_some()),
         ];
-        match options.into_iter().find(|(subject, _, _, is_given)| *is_given && !self.subjects.contains(subject)) {
-            None => Ok(()),
-            Some((_, name, option, _)) => {
-                let message = format!("{option} is unused: it goes with `--subjects {name}`");
-                Err(CliError::usage(message, format!("omit it, or add {name} to --subjects")))
-            }
-        }
+        expect_used(options.map(|(subject, name, option, is_given)| {
+            let is_unused = is_given && !self.subjects.contains(&subject);
+            let help = format!("omit it, or add {name} to --subjects");
+            (option, is_unused, format!("it goes with `--subjects {name}`"), help)
+        }))
     }
 
     fn precision(&self) -> Precision {

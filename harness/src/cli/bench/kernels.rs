@@ -10,7 +10,7 @@ use super::data::Number;
 use super::record::{Measured, Recorder, Row, Work};
 use super::rowwise::{Op, RowwiseBuffers, supports};
 use super::{Common, copy, matmul, scaled_matmul};
-use crate::cli::{CliError, Result, shipped};
+use crate::cli::{CliError, Result, expect_used, shipped};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -131,12 +131,9 @@ fn check_extents(arguments: &Arguments, wanted: &[Kernel]) -> Result<()> {
         ("--d", !arguments.d.is_empty() && !has_rows, "matmuls have --sizes"),
         ("--sizes", !arguments.sizes.is_empty() && !has_sizes, "kernels other than matmuls have --rows and --d"),
     ];
-    match unused.into_iter().find(|(_, is_unused, _)| *is_unused) {
-        None => Ok(()),
-        Some((option, _, help)) => {
-            Err(CliError::usage(format!("{option} is unused: no kernel that is measured has it"), help))
-        }
-    }
+    expect_used(unused.map(|(option, is_unused, help)| {
+        (option, is_unused, "no kernel that is measured has it".to_string(), help.to_string())
+    }))
 }
 
 fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Result<()> {

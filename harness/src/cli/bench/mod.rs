@@ -41,7 +41,7 @@ use tilewright::bench::{Timing, do_bench};
 use self::record::Recorder;
 use super::device::{self, DeviceArg, open};
 use super::value_parsers::milliseconds;
-use super::{CliError, Result};
+use super::{Result, expect_used};
 use crate::report::Outputs;
 
 #[derive(Args)]
@@ -117,13 +117,10 @@ impl Common {
     /// Refuses the times of [`Common::time`], for a benchmark that counts instead, by `options`.
     fn expect_no_times(&self, options: &str) -> Result<()> {
         let times = [("--warmup-ms", self.warmup_ms), ("--rep-ms", self.rep_ms)];
-        match times.iter().find(|(_, time)| time.is_some()) {
-            None => Ok(()),
-            Some((option, _)) => {
-                let message = format!("{option} is unused: this benchmark does not measure for a time");
-                Err(CliError::usage(message, format!("omit it; {options} say how often it measures")))
-            }
-        }
+        expect_used(times.map(|(option, time)| {
+            let help = format!("omit it; {options} say how often it measures");
+            (option, time.is_some(), "this benchmark does not measure for a time".to_string(), help)
+        }))
     }
 }
 
