@@ -9,7 +9,7 @@
 pub mod shared;
 
 use crate::analysis::registers;
-use crate::ir::{DType, Func, OpData, Precision, Type};
+use crate::ir::{BlockId, DType, Func, Op, OpData, OpId, Precision, Type, Value};
 use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
 
@@ -317,6 +317,25 @@ impl Instruction {
     pub fn per_word(&self) -> usize {
         (32 / self.operands[0].bits()).max(1)
     }
+}
+
+/// The registers per thread that `ptxas` asks for at launch, whatever `setmaxnreg` gives later: those of the widest `wgmma`.
+/// Dots of parts, which follow each other and have one operand a, may share an instruction.
+pub fn registers_at_launch(func: &Func) -> u32 {
+    let mut last: Option<(BlockId, Value, u32)> = None;
+    let mut of = |id: OpId| {
+        let data = func.op(id);
+        let Op::Wgmma { warps, n_end, .. } = &data.op else { return None };
+        let instruction = Instruction::of(func, data, Family::Wgmma)?;
+        let columns = (func.ty(data.operands[2]).shape()[1] as u32 / warps[1]).min(instruction.n[1]);
+        let own = n_end.map_or(columns, |end| columns.min(end.next_multiple_of(N_STEP)));
+        let (block, a) = (func.parent_block(id), data.operands[0]);
+        let before = last.filter(|&(other, same, _)| other == block && same == a).map_or(0, |(.., columns)| columns);
+        let columns = if before + own <= instruction.n[1] { before + own } else { own };
+        last = Some((block, a, columns));
+        Some(instruction.min_registers(columns, func.ty(a).is_tensor()))
+    };
+    func.walk().into_iter().filter_map(&mut of).max().unwrap_or(0)
 }
 
 impl Plan {

@@ -13,6 +13,7 @@ use crate::analysis::buffers::users;
 use crate::analysis::{scratch, warp_box};
 use crate::ir::nested::{ctas, is_in_loop};
 use crate::ir::{BlockId, Func, Op, OpId, Partition, Placement, Type, Value};
+use crate::mma;
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::{HashMap, HashSet};
 
@@ -92,6 +93,8 @@ pub struct Plan {
     blocks_that_fit: u32,
     /// The maximum number of registers per thread at launch.
     max_registers: Option<u32>,
+    /// The number that the matrix instructions need.
+    min_registers: u32,
 }
 
 /// Whether a loop asks for warp specialization, or the options do and no loop forbids it.
@@ -266,6 +269,7 @@ impl Plan {
             dynamic: None,
             blocks_that_fit: 1,
             max_registers,
+            min_registers: mma::registers_at_launch(func),
         };
         let regions: Vec<BlockId> = blocks.iter().map(|(block, _)| *block).collect();
         for (block, loads) in blocks {
@@ -408,9 +412,10 @@ impl Plan {
     }
 
     /// Blocks per SM. Two blocks with one consumer warpgroup each leave about as many registers per consumer thread as
-    /// one block with two (232 and 240, if TMA does all loads). More than two would leave fewer.
+    /// one block with two (232 and 240, if TMA does all loads). More than two would leave fewer. Two are launched with 128.
     pub fn blocks_per_sm(&self) -> u32 {
-        if self.warps == 4 && self.replicas == 1 { self.blocks_that_fit.clamp(1, 2) } else { 1 }
+        let is_narrow = self.warps == 4 && self.replicas == 1 && self.min_registers <= REGISTERS / (2 * 256);
+        if is_narrow { self.blocks_that_fit.clamp(1, 2) } else { 1 }
     }
 
     /// The number of loops with loads.

@@ -285,14 +285,16 @@ type CoordinateMap<'f> = Box<dyn Fn(&[u32]) -> Vec<u32> + 'f>;
 /// The registers of a value: one for a scalar, one per register of the layout for a tile.
 type Regs = Rc<Vec<Val>>;
 
-/// Registers per thread of the consumer partition, or of every thread without warp specialization.
+/// Registers per thread of the consumer partition, or of every thread without warp specialization; no more than at launch, which is
+/// what `ptxas` compares matrix instructions with.
 fn registers_for_mma(func: &Func, options: &CompileOptions, threads: u32) -> u32 {
     let of_partition = func.walk().into_iter().find_map(|id| match &func.op(id).op {
         Op::WarpSpecialize { registers, .. } => registers.first().copied(),
         _ => None,
     });
-    let available = registers::available(threads);
-    of_partition.unwrap_or_else(|| options.max_registers.map_or(available, |most| most.min(available)))
+    let available = registers::available(threads * resident_blocks(func).unwrap_or(1));
+    let at_launch = options.max_registers.map_or(available, |most| most.min(available));
+    of_partition.map_or(at_launch, |registers| registers.min(at_launch))
 }
 
 struct Lowering<'f> {
