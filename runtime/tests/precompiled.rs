@@ -322,6 +322,7 @@ fn what_cannot_be_compiled_is_named() {
         (tuned().constant("tille", 3usize), ["`tille`", "negate, tile"]),
         (Scale::<f32>::compile_for(GpuArch::Sm80), ["`negate`", "is not given"]),
         (tuned(), ["constant `negate`, which has no value", "give the constant"]),
+        (tuned().size("n", 100).assume("n % 16"), ["the size n = 100 contradicts", "assumption `n % 16`"]),
         (tuned().size("a", 3), ["the size of `a` selects no configuration", "its configurations depend on n"]),
     ] {
         let message = compilation.compile().unwrap_err().to_string();

@@ -10,7 +10,7 @@ use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::llvm::{self, Opt};
 use tilewright_codegen::passes::assume_ranges;
-use tilewright_codegen::pipeline::{self, MAX_REGISTERS, NUM_CTAS, Observer};
+use tilewright_codegen::pipeline::{MAX_REGISTERS, NUM_CTAS, Observer};
 use tilewright_codegen::schedule::given;
 use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
@@ -315,7 +315,9 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
     let emit = chosen_outputs(&arguments.emit, &target)?;
     let dtypes = choose::dtypes(def, &arguments.dtype)?;
     let mut constants = choose::constants(def, &arguments.set)?;
-    let config = configuration(arguments, def, kernels.autotune(def), &target, &dtypes, &mut constants)?;
+    let specialization = assumptions(def, &arguments.assume)?;
+    let known = sizes(arguments, def, &specialization, kernels.autotune(def), &dtypes)?;
+    let config = configuration(&known, kernels.autotune(def), &target, &dtypes, &mut constants)?;
     constants.extend(def.heuristics(&|name| choose::given(&constants, name)));
     choose::check_complete(def, &constants)?;
     if matches!(target, Target::Host(_)) && arguments.options.has_schedule() {
@@ -326,26 +328,27 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
         def,
         dtypes,
         constants,
-        specialization: assumptions(def, &arguments.assume)?,
+        specialization,
         target,
         options: CompileOptions { ptx_version: arguments.ptx_version, ..options.compile_options()? },
     };
     Ok((request, emit))
 }
 
-/// The configuration, if one of its constants is not given and has no default; it sets the constants that are not given.
-fn configuration(
-    arguments: &Arguments,
+/// Parses `--size`.
+///
+/// # Errors
+/// A size on which no configuration depends, that is not positive, or that an assumption excludes.
+fn sizes<'a>(
+    arguments: &'a Arguments,
     def: &KernelDef,
+    specialization: &Specialization,
     autotune: Option<&'static Autotune>,
-    target: &Target,
     dtypes: &[DType],
-    constants: &mut Vec<(&'static str, ConstValue)>,
-) -> Result<Option<Config>> {
-    let sizes = choose::assignments(&arguments.size, "--size")?;
+) -> Result<Vec<(&'a str, i64)>> {
     let keys = autotune.map_or(Vec::new(), |autotune| autotune.sizes(dtypes));
     let mut known = Vec::new();
-    for (name, text) in sizes {
+    for (name, text) in choose::assignments(&arguments.size, "--size")? {
         let size = text.parse::<i64>().ok().filter(|size| *size > 0);
         let name = def.param_name(name);
         match (keys.contains(&name), size) {
@@ -359,6 +362,19 @@ fn configuration(
             }
         }
     }
+    precompiled::check_sizes(def, specialization, known.iter().copied())
+        .map_err(|error| CliError::usage(error.message, format!("change --size or --assume: {}", error.help)))?;
+    Ok(known)
+}
+
+/// The configuration, if one of its constants is not given and has no default; it sets the constants that are not given.
+fn configuration(
+    known: &[(&str, i64)],
+    autotune: Option<&'static Autotune>,
+    target: &Target,
+    dtypes: &[DType],
+    constants: &mut Vec<(&'static str, ConstValue)>,
+) -> Result<Option<Config>> {
     let Some(autotune) = autotune else { return Ok(None) };
     if !choose::needs_configuration(autotune, constants) {
         return Ok(None);
@@ -448,6 +464,12 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
     let mut files = Vec::new();
     for &kind in emit {
         let name = format!("{}.{}", request.def.name, kind.extension());
+        if request.options.loops.is_some() && std::fs::read_to_string(dir.join(&name)).ok() == request.options.loops {
+            return Err(CliError::usage(
+                format!("cannot write {}: it has the schedules that --loops gives", dir.join(&name).display()),
+                "choose another folder with -o, or rename the file",
+            ));
+        }
         write(&dir.join(&name), &compiled.bytes(kind, &request.target)?)?;
         files.push((kind.name(), name));
     }
@@ -578,9 +600,10 @@ pub fn record(request: &Request) -> Result<Func> {
 }
 
 fn lower(request: &Request, func: &Func, observer: &mut dyn Observer) -> Result<Artifact> {
+    let footprint = precompiled::footprint(func)?;
     let artifact = dump::compile(func, &request.target, &request.options, Env::get()?, observer);
     let mut artifact = artifact.map_err(|error| compile_error(func, error))?;
-    artifact.manifest.footprint = Some(pipeline::footprint(func));
+    artifact.manifest.footprint = Some(footprint);
     Ok(artifact)
 }
 

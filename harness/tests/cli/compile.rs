@@ -269,3 +269,23 @@ fn dumps_are_printed_for_the_stage_and_kernel_that_are_asked_for() {
     assert_eq!(dump("ptx:matmul"), "");
     assert!(dump("tile,ptx").contains("make_view") && dump("tile,ptx").contains(".visible .entry"));
 }
+
+/// Assumptions that contradict an `assume` of the kernel or a `--size`, of which the message names both; the manifest
+/// lists the `assume`s.
+#[test]
+fn contradictory_assumptions_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |more: &[&str]| compile(dir.path(), &[&["--target", "sm_80", "-o", "x"][..], more].concat());
+    let message = of(&["--size", "d=100", "--assume", "rows%4,d%16"]).fails(2);
+    assert!(message.contains("the size d = 100 contradicts the assumption `d % 16`"), "{message}");
+    assert!(message.contains("change --size or --assume"), "{message}");
+    let whole = ["--set", "single_tile=true", "--assume"];
+    let message = of(&[&whole[..], &["d=100"]].concat()).fails(1);
+    for part in ["the assumptions `d = 100` contradict an `assume`", "weighted_sum.rs:", "false for every launch"] {
+        assert!(message.contains(part), "`{part}` is missing in:\n{message}");
+    }
+    assert!(!dir.path().join("x").exists(), "nothing was written");
+    of(&[&whole[..], &["d%4"]].concat()).ok();
+    let assumes = manifest(&dir.path().join("x"))["assumes"].clone();
+    assert!(assumes[0].as_str().unwrap().starts_with("d == 64 ("), "{assumes}");
+}

@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use tilewright_codegen::ir::DType;
+use tilewright_codegen::analysis::bounds::Footprint;
+use tilewright_codegen::diag::Diagnostic;
+use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{
     ArgSpec, ConstValue, Constexpr, ElemDef, KernelDef, ParamDef, ParamKind, Specialization,
 };
+use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Artifact, Code, CompileOptions, Target};
 
 use super::Document;
@@ -124,6 +127,10 @@ impl AheadOfTime {
             Specialization::aligned_memory(self.def),
             self.assumptions.iter().flat_map(|text| text.split(',')),
         )
+        .and_then(|assumed| {
+            let sizes = self.sizes.iter().map(|(name, size)| (self.def.param_name(name), *size));
+            check_sizes(self.def, &assumed, sizes).map(|()| assumed)
+        })
         .map_err(|AssumptionError { message, help, .. }| wrong(message, help))?;
         self.check_constant_names()?;
         let (constants, config) = self.configuration()?;
@@ -132,10 +139,11 @@ impl AheadOfTime {
         let options = self.options.clone().unwrap_or_else(|| config.map(|c| c.options()).unwrap_or_default());
         let mut func = kernel::record(self.def, &self.dtypes, &given, &specialization)?;
         let ir_hash = super::ir_hash(&func);
+        let footprint = footprint(&func)?;
         func.name = name.to_string();
         let mut artifact = kernel::compile_func(&func, &self.target, &options)?;
         artifact.manifest.kernel = self.def.name.to_string();
-        artifact.manifest.footprint = Some(tilewright_codegen::pipeline::footprint(&func));
+        artifact.manifest.footprint = Some(footprint);
         let Artifact { code, .. } = &artifact;
         let kind = match code {
             Code::Ptx(_) => "ptx",
@@ -251,6 +259,53 @@ pub struct AssumptionError {
     pub help: String,
     /// The name in the assumption, if the kernel has no such argument.
     pub unknown: Option<String>,
+}
+
+/// The footprint of a kernel that is compiled ahead of time.
+///
+/// # Errors
+/// An `assume` of the kernel that is false for every launch: constants and assumptions about arguments contradict it.
+pub fn footprint(func: &Func) -> Result<Footprint> {
+    let footprint = pipeline::footprint(func);
+    let names: Vec<&str> = func.args.iter().map(|arg| &*arg.name).collect();
+    let Some((condition, loc)) = footprint.false_assumption(&names) else { return Ok(footprint) };
+    let given: Vec<String> =
+        func.args.iter().filter_map(|arg| Some(format!("`{} = {}`", arg.name, arg.equal_to?))).collect();
+    let given = match given.is_empty() {
+        true => "the constants".to_string(),
+        false => format!("the constants and the assumptions {}", given.join(", ")),
+    };
+    let message = format!("kernel {}: {given} contradict an `assume` of the kernel", func.name);
+    let diagnostic = Diagnostic::new(message, loc.clone())
+        .label(format!("{condition} is false for every launch"))
+        .help("compile for other constants, or assume something else about the arguments");
+    Err(Error::Kernel(kernel::render_with_source(&diagnostic)))
+}
+
+/// Checks that the usual sizes of arguments are among what is assumed of them.
+///
+/// # Errors
+/// A size that an assumption excludes.
+pub fn check_sizes<'a>(
+    def: &KernelDef,
+    specialization: &Specialization,
+    sizes: impl IntoIterator<Item = (&'a str, i64)>,
+) -> Result<(), AssumptionError> {
+    for (name, size) in sizes {
+        let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+        let Some((_, assumed)) = passed.zip(&specialization.args).find(|(p, _)| p.name == name) else { continue };
+        let assumption = match assumed.equal_to {
+            Some(value) if value != size => format!("{name} = {value}"),
+            None if size % assumed.divisible_by as i64 != 0 => format!("{name} % {}", assumed.divisible_by),
+            Some(_) | None => continue,
+        };
+        return Err(AssumptionError {
+            message: format!("the size {name} = {size} contradicts the assumption `{assumption}`"),
+            help: "give a size that the assumption allows, or another assumption".into(),
+            unknown: None,
+        });
+    }
+    Ok(())
 }
 
 /// Whether a text is like a name or a number, without operators and spaces.

@@ -35,6 +35,10 @@ pub struct Document {
     /// The element types of the kernel's type parameters.
     pub types: BTreeMap<String, DType>,
     pub options: CompileOptions,
+    /// What the kernel's `assume`s require of the arguments of a launch, and where they are. For people: launches from
+    /// Rust check the footprint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumes: Vec<String>,
     /// The names of the files next to this one, by kind.
     pub files: BTreeMap<String, String>,
     /// The BLAKE3 hash of the code (`ptx` or `obj`) as hexadecimal digits. Empty in manifests of earlier versions.
@@ -101,6 +105,8 @@ impl Document {
             Code::Ptx(text) => text.as_bytes(),
             Code::Object(bytes) => bytes,
         };
+        let names: Vec<&str> = passed(&artifact.manifest).map(|arg| arg.name.as_str()).collect();
+        let footprint = artifact.manifest.footprint.as_ref();
         Document {
             format: match &artifact.manifest {
                 manifest if manifest.ctas_per_program > 1 => FORMAT_OF_CLUSTERS,
@@ -113,6 +119,7 @@ impl Document {
             constants: def.params.iter().filter_map(|p| constant(p.name, p.kind)).collect(),
             types: def.generics.iter().zip(dtypes).map(|(g, d)| (g.name.to_string(), *d)).collect(),
             options: options.clone(),
+            assumes: footprint.map_or(Vec::new(), |footprint| footprint.assumed_conditions(&names)),
             files: files.iter().map(|(kind, name)| (kind.to_string(), name.clone())).collect(),
             code_hash: hash(code),
             ir_hash: recorded_hash(def, dtypes, constants, &artifact.manifest).unwrap_or_default(),

@@ -22,7 +22,7 @@ use tilewright_codegen::ir::Func;
 use tilewright_codegen::target::{ArgType, Artifact, Code, HostEntry, Manifest};
 use tilewright_codegen::text;
 
-pub use ahead::{AheadOfTime, AssumptionError, Compiled, assumptions};
+pub use ahead::{AheadOfTime, AssumptionError, Compiled, assumptions, check_sizes, footprint};
 pub use document::{Access, Document, MemoryArg};
 pub use embed::embed;
 pub use embedded::EmbeddedKernel;

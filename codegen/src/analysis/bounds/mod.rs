@@ -25,6 +25,7 @@
 mod affine;
 mod assumptions;
 mod build;
+mod conditions;
 mod interval;
 mod linear;
 mod preconditions;

@@ -18,7 +18,7 @@ use std::collections::{BTreeSet, HashSet};
 pub(super) struct Precondition {
     pub kind: PreconditionKind,
     pub when: Vec<NodeId>,
-    loc: Loc,
+    pub loc: Loc,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,13 @@ pub(super) struct LoopBounds {
     dtype: DType,
     /// Whether the step is launch-invariant, so that its sign is checked.
     step_is_invariant: bool,
+}
+
+impl LoopBounds {
+    /// The step, where a launch decides it.
+    pub fn launch_step(&self) -> Option<NodeId> {
+        self.step_is_invariant.then_some(self.range.step)
+    }
 }
 
 impl Builder<'_> {
@@ -191,7 +198,7 @@ impl Formulas {
     }
 }
 
-fn symbol(op: CmpOp) -> &'static str {
+pub(super) fn symbol(op: CmpOp) -> &'static str {
     match op {
         CmpOp::Eq => "==",
         CmpOp::Ne => "!=",

@@ -582,3 +582,21 @@ fn loop_steps_and_ends_are_checked() {
     assert!(matches!(check(0, i32::MAX, 64), Some(LaunchViolation::LoopEnd { .. })));
     assert_eq!(check(i32::MIN, i32::MIN + 70, 64), None);
 }
+
+#[test]
+fn conditions_are_printed_and_decided_for_all_launches() {
+    let of = |body: &str| footprint(&parse(&at(&format!("{body}\n  %k = mul %n, %zero : i32"))).unwrap());
+    let names = ["p", "n", "w"];
+    let sixteen =
+        "%s = constant {value = 16} : i32\n  %r = rem %n, %s : i32\n  %c = cmp_eq %r, %zero : bool\n  assume %c";
+    let listed = of(sixteen).assumed_conditions(&names).concat();
+    assert!(listed.starts_with("(n % 16) == 0 ("), "{listed}");
+    let both = "%c = cmp_gt %n, %zero : bool\n  %d = cmp_lt %n, %one : bool\n  %a = and %c, %d : bool\n  assume %a";
+    let listed = of(both).assumed_conditions(&names).concat();
+    assert!(listed.starts_with("(n > 0) && (n < 1) ("), "{listed}");
+    assert_eq!(of(sixteen).false_assumption(&names), None);
+    assert!(of("%c = cmp_gt %zero, %one : bool\n  assume %c").false_assumption(&names).is_some());
+    let text = at(&format!("{sixteen}\n  %k = mul %n, %zero : i32"));
+    let with = |n: i32| footprint(&parse(&text.replace("%n: i32", &format!("%n: i32 {{equal_to = {n}}}"))).unwrap());
+    assert!(with(5).false_assumption(&names).is_some() && with(32).false_assumption(&names).is_none());
+}
