@@ -5,7 +5,7 @@ use crate::matmul::Addend;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, Constexpr};
 use tilewright_codegen::target::Schedule;
-use tilewright_runtime::autotune::{Config, KeyValue, Problem};
+use tilewright_runtime::autotune::{Config, Problem};
 
 /// How programs share out the tiles of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +57,6 @@ impl Constexpr for Cut {
     fn key(self) -> u64 {
         let [rows, columns] = self.tile.map(|n| n as u64);
         rows << 32 | columns << 2 | self.programs as u64
-    }
-}
-
-impl From<Cut> for KeyValue {
-    fn from(cut: Cut) -> KeyValue {
-        KeyValue::Exact(cut.to_const())
     }
 }
 

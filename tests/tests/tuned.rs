@@ -3,7 +3,9 @@
 
 use rayon::prelude::*;
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem};
-use tilewright::kernels::{AUTOTUNED, attention};
+use tilewright::kernels::AUTOTUNED;
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright::kernels::attention::{self, Tiles};
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, Constexpr, KernelDef};
@@ -109,6 +111,15 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
                 variants.push(Variant { autotune, dtype, d, causal, precision, split, config });
             }
         }
+    }
+    variants.extend(defaults(dtypes, dims, arch));
+    variants
+}
+
+/// The defaults of these types and head dimensions.
+fn defaults(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
+    let mut variants = Vec::new();
+    for autotune in attention_kernels() {
         for (&dtype, &d) in dtypes.iter().flat_map(|dtype| dims.iter().map(move |d| (dtype, d))) {
             let exact = if dtype == DType::F32 { Precision::Tf32x3 } else { Precision::Ieee };
             for (causal, sub_wave) in [(false, false), (true, false), (true, true)] {
@@ -162,7 +173,7 @@ fn over_limit(variant: &Variant, arch: GpuArch) -> Option<String> {
 #[test]
 fn spaces_of_attention_have_few_candidates() {
     for (name, total, kept, compiled) in [
-        ("flash_attention_fwd", 146, [46, 51, 30, 9], 46),
+        ("flash_attention_fwd", 146, [50, 51, 30, 9], 50),
         ("flash_attention_bwd_dkdv", 117, [41, 53, 24, 9], 36),
         ("flash_attention_bwd_dq", 105, [35, 44, 19, 9], 33),
     ] {
@@ -294,7 +305,8 @@ fn tables_with_former_names_hold_the_same_choices() {
 #[test]
 fn shipped_attention_neither_spills_nor_serializes_wgmma() {
     let Some(ptxas) = ptxas::find() else { return };
-    let variants = variants(&[DType::BF16, DType::F32], &[16, 32, 64, 80, 128], GpuArch::Sm90a);
+    let mut variants = variants(&[DType::BF16, DType::F32], &[16, 32, 64, 80, 128], GpuArch::Sm90a);
+    variants.extend(defaults(&[DType::BF16], &[192, 256], GpuArch::Sm90a));
     let failure =
         |variant: &Variant| match variant.ptx().and_then(|ptx| ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name())) {
             Err(why) => Some(format!("{}: {why}", variant.what())),
@@ -346,4 +358,51 @@ fn register_estimate_counts_live_tiles() {
     assert_eq!(registers(&DOUBLED, 1).0, 0);
     // The accumulator, and the tile that every iteration reads.
     assert_eq!(registers(&SUMMED, 1).0, 256);
+}
+
+/// Without a measured configuration, caches and modifiers get the tiles that suit them: few rows small ones, and the kernel accepts
+/// them all.
+#[test]
+fn caches_and_modifiers_have_defaults_of_their_own() {
+    let def = &FLASH_ATTENTION_FWD;
+    let autotune = attention_kernels().find(|autotune| autotune.def.name == def.name).unwrap();
+    let tiles = |constants: &[(&'static str, ConstValue)], sizes: &[(&str, i64)]| {
+        let of_size = |name: &str| sizes.iter().find(|(known, _)| *known == name).map(|(_, n)| *n);
+        let heuristics = def.heuristics(&|name| {
+            let constant = constants.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+            constant.or_else(|| of_size(name).map(ConstValue::Int))
+        });
+        let mut all = [constants, &heuristics].concat();
+        let constant = |name: &str| all.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
+        let (target, dtypes) = (Target::Nvptx(GpuArch::Sm90a), [DType::BF16; 3]);
+        let (config, _) = autotune.configuration_for(&target, &dtypes, &constant, &of_size).unwrap();
+        all.extend(config.constants.clone());
+        def.record(&dtypes, &all, &well_aligned(def)).unwrap_or_else(|why| panic!("{sizes:?}: {config}: {why}"));
+        Tiles::of(&config).unwrap()
+    };
+    let (yes, int) = (ConstValue::Bool(true), ConstValue::Int);
+    let base = [("d", int(64)), ("d_v", int(64)), ("causal", yes.clone()), ("precision", Precision::Ieee.to_const())];
+    let heads = [("heads", 32), ("heads_kv", 8), ("batch", 8), ("n_k", 16384)];
+    let with = |constants: &[(&'static str, ConstValue)], sizes: &[(&'static str, i64)]| {
+        tiles(&[&base[..], constants].concat(), &[&heads[..], sizes].concat())
+    };
+    let dense = with(&[], &[("n_q", 16384)]);
+    assert!(dense.replicas > 1 && dense.persistent, "{dense:?}");
+    let window = with(&[("mask", ConstValue::Variant("window".into()))], &[("n_q", 16384)]);
+    assert!(window.replicas == 1 && !window.persistent, "{window:?}");
+    assert_eq!(with(&[], &[("n_q", 7)]).q_tile, 16);
+    let pack = ("pack", int(4));
+    let cache = [("lengths_given", yes.clone()), ("table_given", yes.clone()), ("page", int(64)), pack.clone()];
+    let rows = [("lengths_given", yes.clone()), ("table_given", yes.clone()), ("page", int(16)), pack];
+    for (n_q, q_tile) in [(1, 16), (4, 16), (5, 64), (16, 64), (17, 128), (16384, 128)] {
+        let sizes = [("n_q", n_q)];
+        assert_eq!(with(&cache, &sizes).q_tile, q_tile, "{n_q} queries");
+        let (blocks, by_rows) = (with(&cache, &sizes), with(&rows, &sizes));
+        assert!(blocks.replicas == 1 && !blocks.persistent && by_rows.replicas == 1, "{blocks:?}, {by_rows:?}");
+        assert_eq!(blocks == by_rows, n_q <= 4, "{blocks:?}, {by_rows:?}");
+    }
+    // 1000 sequences, most of one query.
+    let packed = [&cache[..], &[("row_starts_given", yes)]].concat();
+    assert_eq!(with(&packed, &[("n_q", 1500), ("num_starts", 1001)]).q_tile, 16);
+    assert_eq!(with(&packed, &[("n_q", 4000), ("num_starts", 2)]).q_tile, 128);
 }

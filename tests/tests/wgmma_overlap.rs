@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use tempfile::TempDir;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
-use tilewright::kernels::attention::config::decoding_tiles;
+use tilewright::kernels::attention::config::{Keys, decoding_tiles};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind};
@@ -305,7 +305,7 @@ fn producers_load_the_keys_of_prompts() {
         (64, 20, 64, false),
         (128, 20, 128, true),
     ] {
-        let tiles = decoding_tiles(rows, d, [2, 2], page, &Target::Nvptx(GpuArch::Sm90a));
+        let tiles = decoding_tiles(rows, d, [2, 2], Keys::of(true, page), &Target::Nvptx(GpuArch::Sm90a));
         let consts = consts! {
             d = d, d_tile = d, d_v = d, d_v_tile = d, q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
             lengths_given = true, table_given = page > 0, page = page, row_starts_given = row_starts, pack = 4usize,
@@ -329,5 +329,30 @@ fn producers_load_the_keys_of_prompts() {
         let full = full.unwrap_or_else(|| panic!("{name}: no loop with products"));
         assert!(!has(full, "LDG") && !has(full, "UTMALDG"), "{name}: its consumers load keys");
         assert!(loops.iter().any(|body| has(body, "UTMALDG") && !has(body, "HGMMA")), "{name}: no producer");
+    }
+}
+
+/// Programs of one consumer warpgroup are compiled for two blocks per SM, whose launch has 128 registers per thread, unless an
+/// instruction needs more.
+#[test]
+fn two_blocks_of_one_warpgroup_share_an_sm() {
+    for (d, d_v, k_tile, blocks) in
+        [(32usize, 32usize, 128usize, 2), (64, 64, 128, 2), (64, 128, 64, 2), (64, 256, 64, 1)]
+    {
+        let consts = consts! {
+            d = d, d_tile = d, d_v = d_v, d_v_tile = d_v, q_tile = 64usize, k_tile = k_tile, causal = true,
+            even_keys = false,
+        };
+        let options = CompileOptions {
+            num_warps: 4,
+            num_stages: 2,
+            ptx_version: PTX_VERSION,
+            schedule: Schedule { warp_specialize: Some(true), ..Schedule::default() },
+            ..CompileOptions::default()
+        };
+        let dtypes = vec![DType::BF16; 3];
+        let configuration = Configuration { def: &FLASH_ATTENTION_FWD, dtypes, consts: consts.to_vec(), options };
+        let ptx = ptx_of(&configuration.record(&well_aligned(configuration.def)), &configuration.options);
+        assert!(ptx.contains(&format!(".minnctapersm {blocks}")), "d {d}, d_v {d_v}: not {blocks} blocks per SM");
     }
 }

@@ -60,8 +60,8 @@ impl GenericDef {
 pub struct ParamDef {
     pub name: &'static str,
     pub kind: ParamKind,
-    /// Whether variants are compiled for arguments that are multiples of 16 and for integers that are 1.
-    /// `#[no_specialize]` disables this.
+    /// Whether variants are compiled for the powers of two, up to 16, that divide arguments, and for integers that
+    /// are 1. `#[no_specialize]` disables this.
     pub specialize: bool,
     /// For a constant that follows from others and from arguments (`#[heuristic(…)]`): its value.
     pub heuristic: Option<Evaluate<ConstValue>>,
@@ -587,6 +587,19 @@ impl KernelDef {
             ParamKind::Constexpr { default, .. } => default.map(ConstValue::from),
             _ => None,
         })
+    }
+
+    /// Whether constants leave a memory parameter out: `x` of `x: Option<…>` where `x_given` is false.
+    pub fn is_left_out(&self, name: &str, constant: impl Fn(&str) -> Option<ConstValue>) -> bool {
+        let flag = format!("{name}_given");
+        let value = constant(&flag).or_else(|| self.default_of(&flag));
+        matches!(value, Some(ConstValue::Bool(false) | ConstValue::Int(0)))
+    }
+
+    /// Whether only tensors that are left out have this extent, which then is 0.
+    pub fn is_absent(&self, dim: &str, constant: impl Fn(&str) -> Option<ConstValue>) -> bool {
+        let has = |tensor: &&TensorDef| tensor.dims.iter().any(|&at| self.dims[at] == dim);
+        self.dims.contains(&dim) && self.tensors.iter().filter(has).all(|t| self.is_left_out(t.name, &constant))
     }
 
     /// The constants that `#[heuristic(…)]` gives, in order, except for those that `values` has and those that depend on values

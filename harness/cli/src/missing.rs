@@ -58,7 +58,7 @@ impl CommandLine<'_> {
         has_it: &dyn Fn(&str, ElemDef) -> bool,
     ) -> CliError {
         let is_other = |(name, elem): (&'static str, ElemDef)| {
-            (!has_it(name, elem) || is_left_out(self.def, constants, name)).then_some(name)
+            (!has_it(name, elem) || self.def.is_left_out(name, |flag| choose::given(constants, flag))).then_some(name)
         };
         let others: Vec<&'static str> =
             memory_params(self.def).map(|(param, elem)| (param.name, elem)).filter_map(is_other).collect();
@@ -93,11 +93,4 @@ impl CommandLine<'_> {
         };
         Err(CliError::usage(message, help))
     }
-}
-
-/// Whether constants leave a memory parameter out: `x` of `x: Option<…>` where `x_given` is false.
-fn is_left_out(def: &KernelDef, constants: &[(&str, ConstValue)], name: &str) -> bool {
-    let flag = format!("{name}_given");
-    let value = choose::given(constants, &flag).or_else(|| def.default_of(&flag));
-    matches!(value, Some(ConstValue::Bool(false) | ConstValue::Int(0)))
 }

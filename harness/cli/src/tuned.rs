@@ -138,6 +138,7 @@ impl<'a> TunedLaunch<'a> {
         let programs = self.programs(device).map(|(_, number)| ConstValue::Int(number.into()));
         let value = |name: &'static str| match name {
             choose::PROGRAMS => programs.clone().or_else(|| self.small.value(name)),
+            _ if self.def().is_absent(name, |flag| self.small.value(flag)) => Some(ConstValue::Int(0)),
             _ => self.small.value(name),
         };
         self.autotune.key_of(&self.small.dtypes, &value)

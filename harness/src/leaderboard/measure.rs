@@ -116,7 +116,7 @@ impl Plan {
                 autotune::tuning(&tuning, || step.run(&options)).0?;
             }
         }
-        let taken = tiles::taken::<T>(&self.problem, self.precision, step.device(), one_pass);
+        let taken = tiles::taken::<T>(&self.problem, ["dense", "plain"], self.precision, step.device(), one_pass);
         let names = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
         let mut tiles = Vec::new();
         for ((given, taken), name) in self.tiles.iter().zip(taken).zip(names) {

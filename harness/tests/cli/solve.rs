@@ -20,7 +20,9 @@ fn schedules_are_added_to_the_entries_that_they_are_for() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("t.json");
     let key = |types: &str, causal: bool| {
-        format!("{types},d=128,d_v=128,causal={causal},precision=ieee,n_q<=16384,n_k<=16384,sub_wave=true")
+        format!(
+            "{types},d=128,d_v=128,causal={causal},mask=dense,score=plain,keys=Tensor,precision=ieee,rows<=16384,few_rows=false,most_keys<=16384,sub_wave=true"
+        )
     };
     let entry = |key: &str, config: String| json!({"kernel": "flash_attention_fwd", "key": key, "config": config});
     let config = format!("{TILES},{SCHEDULE}");

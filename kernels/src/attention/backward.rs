@@ -51,7 +51,7 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 16..=32, k_tile = 64..=128, num_warps = 8, num_stages = 2, wgmma_f32 = true, overlap = false),
     ],
     keep = |problem, config| keep(Pass::Dkdv, problem, config),
-    key = [d, d_v, causal, one_pass, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads_kv], n_k)],
+    key = [d, d_v, causal, mask, score, one_pass, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads_kv], n_k)],
     default = |problem| default_config(Pass::Dkdv, problem),
     tables = crate::tuned::TABLES,
 )]
@@ -267,7 +267,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         Config(q_tile = 64..=128, k_tile = 16..=64, num_warps = [4, 8], num_stages = 2, wgmma_f32 = true),
     ],
     keep = |problem, config| keep(Pass::Dq, problem, config),
-    key = [d, d_v, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
+    key = [d, d_v, causal, mask, score, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads], n_q)],
     default = |problem| default_config(Pass::Dq, problem),
     tables = crate::tuned::TABLES,
 )]

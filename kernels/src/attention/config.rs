@@ -2,6 +2,8 @@
 //! and which configurations of the spaces, which are at the kernels, the autotuner measures.
 
 use super::loops::SCALED_ROWS;
+use super::modifiers::{MaskMod, ScoreMod};
+use tilewright_codegen::constexpr_enum;
 use tilewright_codegen::lang::Precision;
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
@@ -66,6 +68,49 @@ impl Tiles {
     }
 }
 
+constexpr_enum! {
+    /// Where the keys are, as far as it decides about tiles.
+    pub enum Keys {
+        /// In tensors.
+        Tensor,
+        /// In a cache, where tiles of 64 keys are blocks of memory.
+        CacheOfBlocks,
+        /// In a cache with pages of other numbers of rows.
+        CacheOfRows,
+    }
+}
+
+impl Keys {
+    /// Those of a cache or not, with the rows of a page, 0 without pages.
+    pub fn of(cached: bool, page: usize) -> Keys {
+        match cached {
+            false => Keys::Tensor,
+            true if page.is_multiple_of(64) => Keys::CacheOfBlocks,
+            true => Keys::CacheOfRows,
+        }
+    }
+}
+
+/// The rows of a sequence that decide about tiles, of `n_q` rows. Where sequences are packed, with `starts` numbers of `row_starts`, a
+/// quarter of their mean length: most have one row, as a rule, or many, and wide tiles have fewer rows in them then.
+pub fn rows_of_sequences(n_q: usize, starts: usize) -> usize {
+    if starts == 0 { n_q } else { n_q.div_ceil((starts - 1).max(1)).div_ceil(4) }
+}
+
+/// Whether programs of the forward kernel may share a block, and compute tile after tile: on Hopper, where their loads are TMA's. Ranges
+/// of masks are short as a rule, and those of the rows of several programs are longer.
+pub(super) fn may_share(
+    target: &Target,
+    element_bytes: usize,
+    d: usize,
+    is_sub_wave: bool,
+    keys: Keys,
+    has_ranges: bool,
+) -> bool {
+    let pays = keys == Keys::Tensor && !is_sub_wave && !(has_ranges && d_tile(d) <= 64);
+    is_hopper(target) && element_bytes <= 2 && pays
+}
+
 /// Whether the grid is sub-wave: heads of `rows` rows, in tiles of 64 rows, give too few programs to keep the SMs of a
 /// large GPU busy. Smaller tiles, which give more programs, are faster for such a grid.
 pub fn is_sub_wave([batch, heads]: [usize; 2], rows: usize) -> bool {
@@ -75,18 +120,19 @@ pub fn is_sub_wave([batch, heads]: [usize; 2], rows: usize) -> bool {
 }
 
 /// Whether the backward pass in one pass is faster than in two, for bf16 and f16 and grids of more than a wave: on Hopper,
-/// where TMA adds the tiles of dQ (`harness/records/2026-11-25-h100-one-pass.jsonl`), and on older GPUs with 163 KB of shared
-/// memory (`…/2026-11-30-h200-ldmatrix.jsonl`, code for sm_80). Measured with d = 64 and 128; with padded d the loop is the
-/// same.
+/// where TMA adds the tiles of dQ (`harness/records/2026-11-25-h100-one-pass.jsonl`; with d = 192 and d_v = 128 or 192
+/// `…/2026-12-01-h200-attention-wide-tried.jsonl`), and on older GPUs with 163 KB of shared memory (`…/2026-11-30-h200-ldmatrix.jsonl`,
+/// code for sm_80). Measured with d = 64 and 128; with padded d the loop is the same.
 pub fn one_pass_is_faster(target: &Target, element_bytes: usize, [batch, heads_kv, n_k, d]: [usize; 4]) -> bool {
     let has_memory = matches!(target, Target::Nvptx(arch) if !arch.is_desktop());
-    has_memory && element_bytes == 2 && matches!(d_tile(d), 64 | 128) && !is_sub_wave([batch, heads_kv], n_k)
+    let was_faster = matches!(d_tile(d), 64 | 128) || d_tile(d) == 192 && is_hopper(target);
+    has_memory && element_bytes == 2 && was_faster && !is_sub_wave([batch, heads_kv], n_k)
 }
 
 /// Whether one pass with additions in a fixed order is faster than two passes: on Hopper, where a warp of its own adds, if loops
-/// are long (`harness/records/2026-11-30-h200-ordered.jsonl`).
+/// are long (`harness/records/2026-11-30-h200-ordered.jsonl`), up to d = 128 (`…/2026-12-01-h200-attention-wide-tried.jsonl`).
 pub fn ordered_is_faster(target: &Target, element_bytes: usize, k: [usize; 4]) -> bool {
-    is_hopper(target) && k[2] >= 1024 && one_pass_is_faster(target, element_bytes, k)
+    is_hopper(target) && k[2] >= 1024 && d_tile(k[3]) <= 128 && one_pass_is_faster(target, element_bytes, k)
 }
 
 /// Whether the kernel of one pass adds dQ with consecutive elements in the lanes of a warp: on GPUs that add single elements,
@@ -95,27 +141,99 @@ pub fn adds_lanes_first(target: &Target) -> bool {
     matches!(target, Target::Nvptx(arch) if *arch < GpuArch::Sm90a)
 }
 
-/// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
+/// The default for a problem of the autotuner: the tiles of the special cases that were measured, else [`default_tiles`].
 pub fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = head_dim(problem);
-    let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
+    let bytes = element_bytes(problem);
+    let tiles =
+        cache_tiles(pass, problem).or_else(|| modified_tiles(pass, problem)).or_else(|| dense_tiles(pass, problem));
+    tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+}
+
+/// The tiles of keys in a cache, and of few rows.
+fn cache_tiles(pass: Pass, problem: &Problem) -> Option<Tiles> {
+    let bytes = element_bytes(problem);
+    let (keys, rows) = (keys_of(problem), rows_of(problem).unwrap_or(usize::MAX));
+    let is_few = has_few_rows(problem) && bytes == 2 && problem.is_gpu();
+    let key_bytes = problem.dtypes.get(2).map_or(bytes, |dtype| dtype.bytes());
+    (pass == Pass::Forward && (keys != Keys::Tensor || is_few))
+        .then(|| decoding_tiles(rows, head_dim(problem), [bytes, key_bytes], keys, &problem.target))
+}
+
+/// The tiles without modifiers.
+fn dense_tiles(pass: Pass, problem: &Problem) -> Option<Tiles> {
+    let d = head_dim(problem);
+    let bytes = element_bytes(problem);
     let hopper = is_hopper(&problem.target);
     let mma_sync = problem.is_gpu() && !hopper && bytes == 2;
     let tf32x3 = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
     let sub_wave: Option<bool> = problem.get("sub_wave");
-    let tiles = match sub_wave {
+    match (sub_wave, &problem.target) {
+        // TMA loads rows of a multiple of 16 bytes. Wide tiles that are loaded otherwise spill.
+        (Some(_), Target::Nvptx(arch)) if bytes <= 2 && d_tile(d) > 128 && !has_whole_rows(problem) => {
+            Some(mma_sync_tiles(pass, d, *arch))
+        }
+        _ => None,
+    }
+    .or_else(|| match sub_wave {
         Some(false) if hopper && tf32x3 => wgmma_f32_tiles(pass, d),
-        Some(true) if hopper && bytes <= 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
+        Some(true) if hopper && bytes <= 2 => Some(sub_wave_tiles(pass, d)),
         Some(true) if problem.is_gpu() && bytes <= 2 && d_tile(d) <= 64 => Some(Tiles::new(64, 64, 4, 2)),
         Some(false) if hopper && bytes <= 2 && pass == Pass::Forward && d_tile(d) == 64 => Some(shared_tiles(problem)),
         Some(false) if hopper && bytes == 1 && d_tile(d) == 128 => Some(tiles_of_8_bits()),
+        // The fastest that spills nothing (`harness/records/2026-12-01-h200-attention-wide-tried.jsonl`).
+        Some(false) if hopper && bytes == 1 && d_tile(d) > 128 => Some(warp_specialized(Tiles::new(128, 128, 8, 2))),
+        // Spills up to 144 bytes in one pass, and is faster than 64 × 64 all the same (8.5 and 9.7 ms). With more columns, the sums of
+        // dK and dV spill more.
+        Some(false) if hopper && bytes == 2 && pass == Pass::Dkdv && d_tile(d) == 192 && columns(problem) <= 320 => {
+            Some(warp_specialized(Tiles::new(32, 128, 8, 2)))
+        }
         // With the causal mask, these spill.
         _ if mma_sync && pass == Pass::Forward && d_tile(d) == 128 && problem.get("causal") == Some(false) => {
             Some(Tiles::new(128, 32, 4, 2))
         }
         _ => None,
-    };
-    tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
+    })
+}
+
+fn keys_of(problem: &Problem) -> Keys {
+    problem.get("keys").unwrap_or(Keys::Tensor)
+}
+
+fn extent(problem: &Problem, name: &str) -> Option<usize> {
+    problem.int(name).and_then(|n| usize::try_from(n).ok())
+}
+
+/// Query rows of a tile's head, with packed heads those of a group.
+fn rows_of(problem: &Problem) -> Option<usize> {
+    extent(problem, "rows").or_else(|| extent(problem, "n_q"))
+}
+
+/// Whether a sequence has few rows, as in decoding.
+fn has_few_rows(problem: &Problem) -> bool {
+    problem.get("few_rows") == Some(true)
+}
+
+/// The keys of a sequence, in a cache those that there is room for.
+fn keys_per_sequence(problem: &Problem) -> Option<usize> {
+    extent(problem, "most_keys").or_else(|| extent(problem, "n_k"))
+}
+
+/// The size of an element of q.
+fn element_bytes(problem: &Problem) -> usize {
+    problem.dtypes.first().map_or(2, |dtype| dtype.bytes())
+}
+
+/// Whether rows of q and of v have a multiple of 16 bytes.
+fn has_whole_rows(problem: &Problem) -> bool {
+    let is_whole = |name| extent(problem, name).is_none_or(|d| (d * element_bytes(problem)).is_multiple_of(16));
+    is_whole("d") && is_whole("d_v")
+}
+
+/// The columns of a tile of dK and one of dV.
+fn columns(problem: &Problem) -> usize {
+    let of = |name| extent(problem, name).map_or(0, d_tile);
+    of("d") + of("d_v")
 }
 
 /// The larger of the head dimensions of q and v.
@@ -128,8 +246,8 @@ fn head_dim(problem: &Problem) -> usize {
 /// sequences
 /// (`harness/records/2026-11-28-h200-attention-persistent.jsonl`).
 fn shared_tiles(problem: &Problem) -> Tiles {
-    let short = if problem.get("causal") == Some(false) { 1024 } else { 4096 };
-    let is_short = ["n_q", "n_k"].iter().any(|&name| problem.int(name).is_none_or(|n| n <= short));
+    let short = if problem.get("causal") == Some(false) { 1024 } else { 4096_usize };
+    let is_short = [rows_of(problem), keys_per_sequence(problem)].iter().any(|n| n.is_none_or(|n| n <= short));
     persistent(match is_short {
         true => replicated(4, Tiles::new(64, 64, 4, 3)),
         false => replicated(3, Tiles::new(64, 128, 4, 2)),
@@ -144,10 +262,12 @@ fn tiles_of_8_bits() -> Tiles {
 }
 
 /// Tiles of bf16 and f16 on Hopper for sub-wave grids: smaller ones, which give more programs.
-fn sub_wave_tiles(pass: Pass) -> Tiles {
-    warp_specialized(match pass {
-        Pass::Forward => Tiles::new(64, 128, 4, 2),
-        Pass::Dkdv | Pass::Dq => Tiles::new(64, 64, 4, 3),
+fn sub_wave_tiles(pass: Pass, d: usize) -> Tiles {
+    warp_specialized(match (pass, d_tile(d)) {
+        (Pass::Forward, ..=192) => Tiles::new(64, 128, 4, 2),
+        (Pass::Forward, _) => Tiles::new(64, 64, 4, 2),
+        (Pass::Dkdv | Pass::Dq, ..=128) => Tiles::new(64, 64, 4, 3),
+        _ => return hopper_tiles(pass, d),
     })
 }
 
@@ -170,16 +290,13 @@ fn wgmma_f32_tiles(pass: Pass, d: usize) -> Option<Tiles> {
 
 /// The tiles of a kernel with modifiers, where those without modifiers would spill registers or do not suit: for bf16 and f16.
 /// A score function with a derivative keeps one more tile in registers, and a mask of ranges has three loops.
-pub fn modified_tiles(
-    pass: Pass,
-    d: usize,
-    element_bytes: usize,
-    target: &Target,
-    has_ranges: bool,
-    has_score: bool,
-    has_derivative: bool,
-) -> Option<Tiles> {
-    if !matches!(target, Target::Nvptx(_)) || element_bytes > 2 {
+fn modified_tiles(pass: Pass, problem: &Problem) -> Option<Tiles> {
+    let (d, target) = (head_dim(problem), &problem.target);
+    let has_ranges = has_ranges(problem);
+    let score = problem.get::<&'static ScoreMod>("score");
+    let has_score = score.is_some_and(|score| !score.is_plain());
+    let has_derivative = score.is_some_and(|score| score.has_derivative);
+    if !problem.is_gpu() || element_bytes(problem) > 2 {
         return None;
     }
     if !is_hopper(target) {
@@ -191,7 +308,6 @@ pub fn modified_tiles(
         };
     }
     let tiles = match (pass, d_tile(d)) {
-        // Ranges are short as a rule, and those of the rows of several programs are longer.
         (Pass::Forward, 64) if has_ranges => Tiles::new(64, 128, 4, 2),
         (Pass::Dkdv, 64) if has_derivative => Tiles::new(64, 128, 8, 2),
         (Pass::Dq, 64) if has_derivative || has_ranges => without_overlap(Tiles::new(128, 128, 8, 2)),
@@ -200,31 +316,34 @@ pub fn modified_tiles(
     Some(warp_specialized(tiles))
 }
 
+/// Whether a mask of ranges is given.
+fn has_ranges(problem: &Problem) -> bool {
+    problem.get::<&'static MaskMod>("mask").is_some_and(|mask| !mask.is_dense())
+}
+
 /// The tiles of the forward kernel for few rows, and for keys in a cache. With d = 128 and 64 the fastest or within 1 % of it
 /// (`harness/records/2026-11-30-h200-decode-tried.jsonl`; keys of 8 bits: `…-decode-8-bit-tried.jsonl`). Of more rows, measured with d = 128
-/// alone, those in `…-prompts-tried.jsonl`, on Hopper: a producer warp loads tiles of 64 keys that are blocks of memory, which
-/// `page`, the rows of a page or 0 without pages, decides. The element types of q and of k have these sizes.
+/// alone, those in `…-prompts-tried.jsonl`, on Hopper: a producer warp loads tiles of 64 keys that are blocks of memory.
+/// The element types of q and of k have these sizes.
 pub fn decoding_tiles(
     n_q: usize,
     d: usize,
     [element_bytes, key_bytes]: [usize; 2],
-    page: usize,
+    keys: Keys,
     target: &Target,
 ) -> Tiles {
+    let are_blocks = keys != Keys::CacheOfRows;
     let is_wide_hopper = is_hopper(target) && element_bytes == 2 && key_bytes == 2 && d_tile(d) <= 128;
     match target {
-        Target::Nvptx(_) if is_wide_hopper && n_q > 64 && page.is_multiple_of(64) => {
-            warp_specialized(Tiles::new(128, 64, 8, 3))
-        }
+        Target::Nvptx(_) if is_wide_hopper && n_q > 64 && are_blocks => warp_specialized(Tiles::new(128, 64, 8, 3)),
         Target::Nvptx(_) if is_wide_hopper && n_q > 64 => warp_specialized(Tiles::new(128, 128, 8, 2)),
-        Target::Nvptx(_) if is_wide_hopper && n_q > 16 && page.is_multiple_of(64) => {
-            warp_specialized(Tiles::new(64, 64, 4, 2))
-        }
+        Target::Nvptx(_) if is_wide_hopper && n_q > 16 && are_blocks => warp_specialized(Tiles::new(64, 64, 4, 2)),
         Target::Nvptx(_) if element_bytes == 2 && key_bytes == 1 && n_q <= 16 && d_tile(d) <= 128 => {
             Tiles::new(16, 128, 4, 2)
         }
         Target::Nvptx(_) if element_bytes == 2 && n_q <= 16 => Tiles::new(16, 64, 4, 3),
         Target::Nvptx(_) if element_bytes == 2 && d_tile(d) <= 128 => Tiles::new(64, 64, 4, 2),
+        Target::Nvptx(arch) if element_bytes == 2 => mma_sync_tiles(Pass::Forward, d, *arch),
         _ => default_tiles(Pass::Forward, d, element_bytes, target),
     }
 }
@@ -239,14 +358,14 @@ pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
         return replicas == 1 && (32..=128).contains(&q_tile) && (32..=128).contains(&k_tile);
     };
     // Tiles are no larger than what there is.
-    let fits = |tile: usize, name: &str| problem.int(name).is_none_or(|n| tile as i64 <= n.max(64));
-    if !fits(q_tile, "n_q") || !fits(k_tile, "n_k") {
+    let fits = |tile: usize, extent: Option<usize>| extent.is_none_or(|n| tile <= n.max(64));
+    if !fits(q_tile, rows_of(problem)) || !fits(k_tile, keys_per_sequence(problem)) {
         return false;
     }
     // The rows that a program owns are distributed to its warps; it loops over the others.
     let (own, other) = if pass == Pass::Dkdv { (k_tile, q_tile) } else { (q_tile, k_tile) };
     let (warps, is_sub_wave) = (num_warps as usize, problem.get("sub_wave") == Some(true));
-    let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
+    let bytes = element_bytes(problem);
     let is_wide = bytes > 2;
     if bytes == 1 && q_tile.max(k_tile) > SCALED_ROWS {
         return false;
@@ -254,9 +373,12 @@ pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     let is_wgmma_f32 = schedule.wgmma_f32 == Some(true);
     if replicas > 1 {
         // The warpgroups of a block share its registers.
-        let registers =
-            matches!((d_tile(head_dim(problem)), k_tile, replicas), (..=64, 64, 4) | (..=64, 128, 3) | (128, 128, 2));
-        return arch >= GpuArch::Sm90a && !is_wide && !is_sub_wave && registers;
+        let registers = matches!(
+            (d_tile(head_dim(problem)), k_tile, replicas),
+            (..=64, 64, 4) | (..=64, 128, 3) | (128.., 64 | 128, 2)
+        );
+        let (d, keys, has_ranges) = (head_dim(problem), keys_of(problem), has_ranges(problem));
+        return registers && may_share(&problem.target, bytes, d, is_sub_wave, keys, has_ranges);
     }
     if persistent {
         return false;
@@ -269,15 +391,20 @@ pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
         _ if is_wgmma_f32 => is_wide && (8 * warps..=16 * warps).contains(&own),
         // FMA and 3xTF32 keep operands in registers, and unroll the dots.
         _ if is_wide => (256 * warps..=64 * 64).contains(&(q_tile * k_tile)),
-        // A warp has at least the 16 rows of an MMA, and more than 32 rows spill. Smaller tiles give more programs.
-        _ if is_sub_wave && own < 64 => warps == 4 && other >= 32,
+        // A warp has at least the 16 rows of an MMA, and more than 32 rows spill. Smaller tiles give more programs, and suit few rows.
+        _ if (is_sub_wave || has_few_rows(problem)) && own < 64 => warps == 4 && other >= 32,
         _ => (16 * warps..=32 * warps).contains(&own) && other >= 32,
     }
 }
 
-/// The tile's extent along the head dimension: a power of two that the MMA instructions support. Saturates.
+/// The tile's extent along the head dimension: a power of two that the MMA instructions support, or 192, which the compiler splits into
+/// 128 and 64. Saturates. (Products skip the padding. 64 + 16 and 64 + 32 columns took 19 and 17 % longer than 128 on an H200:
+/// `harness/records/2026-12-01-h200-attention-wide-tried.jsonl`.)
 pub fn d_tile(d: usize) -> usize {
-    d.checked_next_power_of_two().unwrap_or(usize::MAX).max(16)
+    match d {
+        129..=192 => 192,
+        _ => d.checked_next_power_of_two().unwrap_or(usize::MAX).max(16),
+    }
 }
 
 /// Enables warp specialization (producer warps).
@@ -311,9 +438,14 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
     if element_bytes > 2 {
         return f32_tiles(pass, d, *arch);
     }
-    if is_hopper(target) && d_tile(d) <= 128 {
+    if is_hopper(target) {
         return hopper_tiles(pass, d);
     }
+    mma_sync_tiles(pass, d, *arch)
+}
+
+/// Tiles of bf16 and f16 for loads by threads and products by warps.
+fn mma_sync_tiles(pass: Pass, d: usize, arch: GpuArch) -> Tiles {
     // With d = 64 and 128 the fastest of `2026-11-30-h200-ldmatrix.jsonl` that spill no registers (two passes with d = 128
     // 4 bytes), and of which two blocks fit into an SM of such a GPU where possible.
     let is_small = arch.is_desktop();
@@ -360,12 +492,17 @@ fn hopper_tiles(pass: Pass, d: usize) -> Tiles {
         // Two blocks per SM with a consumer warpgroup each: their softmax and `wgmma` overlap without barriers.
         (Pass::Forward, ..=64) => Tiles::new(64, 128, 4, 2),
         // One warpgroup for each program of 64 rows.
-        (Pass::Forward, _) => persistent(replicated(2, Tiles::new(64, 128, 4, 2))),
+        (Pass::Forward, 128) => persistent(replicated(2, Tiles::new(64, 128, 4, 2))),
+        (Pass::Forward, 192) => Tiles::new(128, 128, 8, 2),
+        (Pass::Forward, _) => persistent(replicated(2, Tiles::new(64, 64, 4, 2))),
         (Pass::Dkdv, 64) => Tiles::new(128, 128, 8, 2),
         // 128 × 128 takes 9 % longer with d = 32 on an H200, and spills with d = 128.
-        (Pass::Dkdv, _) => Tiles::new(64, 128, 8, 3),
+        (Pass::Dkdv, ..=128) => Tiles::new(64, 128, 8, 3),
+        (Pass::Dkdv, _) => Tiles::new(64, 64, 8, 2),
         (Pass::Dq, ..=32) => Tiles::new(128, 64, 8, 4),
         // Spills with asynchronous MMAs in flight.
-        (Pass::Dq, _) => without_overlap(Tiles::new(128, 128, 8, 2)),
+        (Pass::Dq, ..=128) => without_overlap(Tiles::new(128, 128, 8, 2)),
+        (Pass::Dq, 192) => without_overlap(Tiles::new(128, 64, 8, 2)),
+        (Pass::Dq, _) => Tiles::new(64, 64, 4, 2),
     })
 }

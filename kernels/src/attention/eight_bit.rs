@@ -31,7 +31,7 @@ pub(super) fn in_fragment_order<T: Dtype>(x: Tile<T>, axis: usize) -> Tile<T> {
 /// With `descale`, `scales` has the binary logarithms of the scales of blocks of [`SCALED_ROWS`] rows, NaN where they are negative, and
 /// −∞ where they are 0 or subnormal: such blocks become zeros.
 ///
-/// Grid: (⌈padded / row_tile⌉, heads, batch). `row_tile` divides 128. `d_tile` is a power of two ≥ d.
+/// Grid: (⌈padded / row_tile⌉, heads, batch). `row_tile` divides 128. `d_tile` is at least d: a power of two, or 192.
 #[kernel(grid = (padded.div_ceil(row_tile), heads, batch))]
 pub fn transpose_values<T: Dtype>(
     v: Tensor<T, (batch, heads, n, d)>,
@@ -66,7 +66,7 @@ pub fn transpose_values<T: Dtype>(
 ///
 /// A block of zeros has the scale 0, and so has one whose scale would be subnormal; one with an infinity has an infinite scale.
 ///
-/// Grid: (blocks, heads, batch), with blocks = ⌈n / 128⌉. `d_tile` is a power of two ≥ d.
+/// Grid: (blocks, heads, batch), with blocks = ⌈n / 128⌉. `d_tile` is at least d: a power of two, or 192.
 #[kernel(grid = (n.div_ceil(SCALED_ROWS), heads, batch))]
 pub fn quantize_rows<T: Float, U: Dtype>(
     x: Tensor<T, (batch, heads, n, d)>,

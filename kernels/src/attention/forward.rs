@@ -1,7 +1,7 @@
 //! The forward kernel of FlashAttention-2.
 
 use super::backward_rows::row_block;
-use super::config::{Pass, default_config, is_sub_wave, keep};
+use super::config::{Keys, Pass, default_config, is_sub_wave, keep, rows_of_sequences};
 use super::eight_bit::in_fragment_order;
 use super::loops::{
     BlockScales, CachedRows, KeyLoop, PackedRows, PackedSequences, SCALED_ROWS, Sequence, assume_entries,
@@ -9,6 +9,7 @@ use super::loops::{
 };
 use super::modifiers::{DENSE, MaskArgs, MaskMod, PLAIN, ScoreArgs, ScoreMod, Site};
 use crate::blocks::boundary_dims;
+use tilewright_runtime::autotune::KeyValue;
 use tilewright_runtime::prelude::*;
 
 /// Attention forward with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
@@ -54,7 +55,7 @@ use tilewright_runtime::prelude::*;
 ///
 /// Grid: (⌈n_q · pack / (q_tile · replicas)⌉ · replicas, heads / pack, batch · P), with `row_starts` one tile more for each sequence and for
 /// the rows after them. With `persistent`, at most `programs` blocks, of `replicas`
-/// programs each, which take tiles by the counter `tiles_taken`: one element, 0 before and after. `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
+/// programs each, which take tiles by the counter `tiles_taken`: one element, 0 before and after. `d_tile` is at least `d`: a power of two, or 192. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
 ///
 /// With `replicas` above 1, this many consecutive programs share a block on Hopper, with warp specialization: a producer
@@ -77,11 +78,15 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 64, k_tile = 32..=64, num_warps = 4, num_stages = 2, wgmma_f32 = true, warp_specialize = true),
     ],
     keep = |problem, config| keep(Pass::Forward, problem, config),
-    key = [d, d_v, causal, precision, n_q, n_k, sub_wave = is_sub_wave([batch, heads / pack], n_q * pack)],
+    key = [d, d_v, causal, mask, score, keys = Keys::of(lengths_given, page), precision,
+           rows = KeyValue::size(rows_of_sequences(n_q, num_starts).saturating_mul(pack)),
+           few_rows = rows_of_sequences(n_q, num_starts).saturating_mul(pack) <= 16,
+           most_keys = KeyValue::size(if table_given { most.saturating_mul(n_k) } else { n_k }),
+           sub_wave = is_sub_wave([batch, heads / pack.max(1)], n_q.saturating_mul(pack))],
     default = |problem| default_config(Pass::Forward, problem),
     tables = crate::tuned::TABLES,
 )]
-#[kernel(grid = grid([cdiv(n_q * pack, q_tile * replicas) + num_starts, heads / pack, entries], persistent, programs, replicas))]
+#[kernel(grid = grid([cdiv(n_q * pack, q_tile * replicas) + num_starts, heads / pack.max(1), entries], persistent, programs, replicas))]
 #[alias(part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
     q: Tensor<T, (batch, heads, n_q, d)>,
@@ -132,7 +137,10 @@ pub fn flash_attention_fwd<T: Dtype, R: Float, C: Dtype>(
     #[constexpr = DENSE] mask: &'static MaskMod,
     #[constexpr = PLAIN] score: &'static ScoreMod,
 ) {
-    static_assert(1 <= d && d <= d_tile && group >= 1, "d and group must be at least 1, and d_tile at least d");
+    static_assert(
+        1 <= d && d <= d_tile && group >= 1 && pack >= 1,
+        "d, group and pack must be at least 1, and d_tile at least d",
+    );
     static_assert(1 <= d_v && d_v <= d_v_tile, "d_v must be at least 1, and d_v_tile at least d_v");
     static_assert(table.is_none() || lengths.is_some(), "a table takes lengths");
     static_assert(

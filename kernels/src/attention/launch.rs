@@ -218,13 +218,6 @@ fn unpaged(k: [usize; 4], options: &Options) -> [usize; 4] {
     }
 }
 
-/// The rows of a sequence that decide about tiles. Where sequences are packed a quarter of their mean length: most have one row, as a
-/// rule, or many, and wide tiles have fewer rows in them then.
-pub(super) fn rows_of_sequences(q: [usize; 4], options: &Options) -> usize {
-    let [.., rows, _] = unpacked(q, options);
-    if options.sequences().is_some() { rows.div_ceil(4) } else { rows }
-}
-
 /// The shape of q as if its sequences were batch entries, of their mean length.
 fn unpacked([batch, heads, n_q, d]: [usize; 4], options: &Options) -> [usize; 4] {
     match options.sequences() {

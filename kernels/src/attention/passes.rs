@@ -2,37 +2,26 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{DQ_SUM_ROWS, FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
-use super::config::{Pass, Tiles, adds_lanes_first, decoding_tiles, is_sub_wave, modified_tiles};
+use super::config::{Keys, Pass, Tiles, adds_lanes_first, is_sub_wave, may_share};
 use super::forward::FlashAttentionFwd;
-use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect, rows_of_sequences};
+use super::launch::{Backward, Problem, Saved, Tensor, TensorMut, expect};
 use super::loops::SCALED_ROWS;
 use super::split_kv::{KvSplit, MIN_SPLIT_ROWS};
 use crate::tensor::{FloatElement, OperandElement};
-use tilewright_codegen::target::GpuArch;
 use tilewright_runtime::prelude::*;
 
 /// Rows of a tile of the row-wise kernels.
 pub(super) const ROW_TILE: usize = 32;
 
 impl Problem<'_> {
-    /// The tiles of a kernel that are not the tuner's: those of the options, or those of modifiers.
-    fn given_tiles<T: Element, C: Element>(&self, pass: Pass, split: KvSplit, n_q: usize) -> Result<Option<Tiles>> {
+    /// The tiles of the options, else none: then they are the tuner's.
+    fn given_tiles(&self, pass: Pass, split: KvSplit) -> Result<Option<Tiles>> {
         let options = self.options;
-        let given = match pass {
+        let tiles = match pass {
             Pass::Forward => options.forward_tiles,
             Pass::Dkdv => options.dkdv_tiles,
             Pass::Dq => options.dq_tiles,
         };
-        let (has_ranges, score) = (!options.mask.function.is_dense(), options.score.function);
-        let (bytes, target) = (T::DTYPE.size(), self.device.target());
-        let modified =
-            || modified_tiles(pass, self.d, bytes, &target, has_ranges, !score.is_plain(), score.has_derivative);
-        // Packed rows of few queries, and those of a cache, are not the tuner's.
-        let rows = n_q * self.pack;
-        let is_decoding = pass == Pass::Forward && (options.cache.is_some() || self.pack > 1 && rows <= 16);
-        let (bytes_of, page) = ([bytes, C::DTYPE.size()], self.page);
-        let decoding = || is_decoding.then(|| decoding_tiles(rows, self.d, bytes_of, page, &target));
-        let tiles = given.or_else(decoding).or_else(modified);
         if let Some(Tiles { q_tile, k_tile, .. }) = tiles {
             // So they divide the rows of every split.
             let fits = !split.is_split() || [q_tile, k_tile].iter().all(|&tile| MIN_SPLIT_ROWS.is_multiple_of(tile));
@@ -89,13 +78,13 @@ pub(super) fn launch_forward<T: OperandElement, R: FloatElement, C: Element + Dt
     split: KvSplit,
 ) -> Result<()> {
     let [batch, heads, n_q, _] = q.shape();
-    // The tuner has persistent programs where they can share a block, and not in sub-wave grids.
-    let tuned_may = p.device.gpu_arch().is_some_and(|arch| arch >= GpuArch::Sm90a)
-        && T::DTYPE.size() <= 2
-        && !is_sub_wave([batch, heads / p.pack], n_q * p.pack);
-    let given = p.given_tiles::<T, C>(Pass::Forward, split, rows_of_sequences(q.shape(), p.options))?;
-    let may_persist = given.map_or(tuned_may, |tiles| tiles.persistent);
     let (cache, descale) = (p.options.cache.as_ref(), p.options.descale.as_ref());
+    let given = p.given_tiles(Pass::Forward, split)?;
+    let sub_wave = is_sub_wave([batch, heads / p.pack], n_q * p.pack);
+    let keys = Keys::of(cache.is_some(), p.page);
+    let has_ranges = !p.options.mask.function.is_dense();
+    let tuned_may = may_share(&p.device.target(), T::DTYPE.size(), p.d, sub_wave, keys, has_ranges);
+    let may_persist = given.map_or(tuned_may, |tiles| tiles.persistent);
     with_counters(p, usize::from(may_persist), |tiles_taken| {
         launch!(FlashAttentionFwd, given, p, split, (q, k, v), {
             o,
@@ -175,7 +164,7 @@ pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
     let [batch, heads, n_q, _] = q.shape();
     let ordered = p.form == Backward::Ordered;
-    let given = p.given_tiles::<T, T>(Pass::Dkdv, split, n_q)?;
+    let given = p.given_tiles(Pass::Dkdv, split)?;
     let count = if ordered { batch * heads * n_q.next_multiple_of(DQ_SUM_ROWS) / 16 } else { 0 };
     with_counters(p, count, |counters| {
         launch!(FlashAttentionBwdDkdv, given, p, split, (q, k, v), {
@@ -194,6 +183,6 @@ pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
     split: KvSplit,
 ) -> Result<()> {
     let (d_o, lse2, delta) = (&d_o, &lse2, &delta);
-    let given = p.given_tiles::<T, T>(Pass::Dq, split, q.shape()[2])?;
+    let given = p.given_tiles(Pass::Dq, split)?;
     launch!(FlashAttentionBwdDq, given, p, split, (q, k, v), { d_o, lse2, delta, dq, })
 }

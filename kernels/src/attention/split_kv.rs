@@ -186,7 +186,7 @@ pub(super) fn combine_tiles(split: KvSplit, n_q: usize, d: usize) -> [usize; 2] 
     /// Elements of a tile: 64 for each thread.
     const ELEMENTS: usize = 8192;
     let split_tile = split.count.next_power_of_two().min(16);
-    let q_tile = (ELEMENTS / (split_tile * d_tile(d))).clamp(1, ROW_TILE);
+    let q_tile = 1 << (ELEMENTS / (split_tile * d_tile(d))).clamp(1, ROW_TILE).ilog2();
     [q_tile.min(n_q.max(1).next_power_of_two()), split_tile]
 }
 
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!([0, 1, 8, 100, 300].map(|programs| splits(128, programs, 1 << 14)), [128, 128, 16, 1, 1]);
         assert_eq!([1, 8, 100, 300].map(|programs| splits(64, programs, 1 << 14)), [256, 32, 2, 1]);
         assert_eq!([0, 2047, 2048].map(|rows| splits(64, 8, rows)), [1, 1, 32]);
-        for (count, n_q, d) in [(2, 1, 64), (3, 4096, 128), (16, 16, 256), (128, 0, 1), (5, 7, 200)] {
+        for (count, n_q, d) in [(2, 1, 64), (3, 4096, 128), (16, 16, 256), (128, 0, 1), (5, 7, 200), (2, 4096, 192)] {
             let [q_tile, split_tile] = combine_tiles(KvSplit { count, rows: 256 }, n_q, d);
             assert!(q_tile.is_power_of_two() && split_tile.is_power_of_two(), "{count} {n_q} {d}");
             assert!(q_tile * split_tile * d_tile(d) <= 8192 && q_tile <= n_q.max(1).next_power_of_two());

@@ -335,7 +335,7 @@ impl Autotune {
     /// The configuration to compile for ahead of time: the nearest one that this machine measured, if the target is its
     /// CPU, else the nearest one that ships for the architecture, else the default. The key is that of the values of
     /// `constant` or their defaults, and of the sizes of `size`, where 1 is `true`. Sizes and extents that are not given are
-    /// 16384, `bool`s are `false`, and an expression of other arguments that are not given is left out. Also returns the
+    /// 16384, those of tensors that are left out 0, `bool`s are `false`, and an expression of other arguments that are not given is left out. Also returns the
     /// origin of the configuration.
     ///
     /// # Errors
@@ -358,7 +358,10 @@ impl Autotune {
                 Some(ParamKind::Scalar(ElemDef::Fixed(DType::Bool))) => {
                     Some(ConstValue::Bool(size(name).is_some_and(|n| n != 0)))
                 }
-                _ => size(name).map(ConstValue::Int).or(is_size.then_some(USUAL)),
+                _ => size(name).map(ConstValue::Int).or_else(|| {
+                    let usual = if self.def.is_absent(name, constant) { ConstValue::Int(0) } else { USUAL };
+                    is_size.then_some(usual)
+                }),
             }
         };
         let mut parts = Vec::new();
@@ -478,6 +481,11 @@ pub enum KeyValue {
 }
 
 impl KeyValue {
+    /// The bucket of a size that an expression computes.
+    pub fn size(n: usize) -> KeyValue {
+        KeyValue::Size(size_bucket(i64::try_from(n).unwrap_or(i64::MAX)))
+    }
+
     /// Different for different values of one key.
     pub fn word(&self) -> u64 {
         match self {
@@ -489,22 +497,11 @@ impl KeyValue {
     }
 }
 
-impl From<bool> for KeyValue {
-    fn from(value: bool) -> KeyValue {
-        KeyValue::Exact(ConstValue::Bool(value))
+impl<C: Constexpr> From<C> for KeyValue {
+    fn from(value: C) -> KeyValue {
+        KeyValue::Exact(value.to_const())
     }
 }
-
-macro_rules! key_integers {
-    ($($ty:ty),*) => { $(
-        impl From<$ty> for KeyValue {
-            fn from(value: $ty) -> KeyValue {
-                KeyValue::Exact(ConstValue::Int(value as i64))
-            }
-        }
-    )* };
-}
-key_integers!(i32, i64, u32, u64, usize);
 
 impl fmt::Display for KeyPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

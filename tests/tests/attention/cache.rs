@@ -3,7 +3,7 @@
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::Tensor as AnyTensor;
-use tilewright::kernels::attention::config::decoding_tiles;
+use tilewright::kernels::attention::config::{Keys, decoding_tiles};
 use tilewright::kernels::attention::reference::Modifiers;
 use tilewright::kernels::attention::{
     Cache, Descale, Options, Score, Tensor, TensorMut, Tiles, backward, forward, forward_into,
@@ -104,7 +104,8 @@ fn rows_of_each_entry() {
         let prompts = CacheCase { rows: Some(&[40, 0, 70, 1]), lengths: &[100, 9, 200, 150], most: 256, ..case };
         let prompts = CacheCase { d: [32, 32], ..prompts };
         let check = |case: CacheCase, num_splits| {
-            let forward_tiles = Some(decoding_tiles(128, 32, [2, 2], case.page.unwrap_or(0), &device.target()));
+            let keys = Keys::of(true, case.page.unwrap_or(0));
+            let forward_tiles = Some(decoding_tiles(128, 32, [2, 2], keys, &device.target()));
             check_cache(&device, case, &Options { forward_tiles, num_splits, ..Options::default() });
         };
         check(CacheCase { missing: true, modifiers: SINKS, ..prompts.pages_of(64) }, None);

@@ -6,7 +6,7 @@ use std::io::Write;
 use clap::Args;
 use half::{bf16, f16};
 use tilewright::bench::Timing;
-use tilewright::kernels::attention::config::{Pass, default_tiles, modified_tiles};
+use tilewright::kernels::attention::config::{Pass, default_tiles};
 use tilewright::kernels::attention::reference::{Modifiers, Problem};
 use tilewright::kernels::attention::{Backward, Options, Tiles};
 use tilewright::{Device, F8E4M3, F8E5M2};
@@ -36,6 +36,9 @@ pub struct Arguments {
     /// Head dimensions, separated by commas. Default: 64,128, or 64 on the CPU
     #[arg(long, alias = "dim", value_delimiter = ',')]
     pub(super) head_dim: Vec<usize>,
+    /// Head dimension of values and outputs. Default: that of queries and keys
+    #[arg(long, value_name = "DIM", conflicts_with = "kinds", value_parser = clap::value_parser!(u16).range(1..=256))]
+    head_dim_v: Option<u16>,
     /// Causal mask; `true,false` measures with and without. Default: true,false, or true with --kinds
     #[arg(long, value_delimiter = ',', action = clap::ArgAction::Set)]
     pub(super) causal: Vec<bool>,
@@ -90,6 +93,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         [] => &[true, false],
         given => given,
     };
+    // What is refused, is refused before the first measurement.
+    let mut problems = Vec::new();
     for d in or(&arguments.head_dim, &[64, 128], &[64]) {
         if [batch, heads, seq_len].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
@@ -101,21 +106,23 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             let scale = f64::from(1.0 / (d as f32).sqrt());
             let modifiers = arguments.modifiers.of(seq_len, causal)?;
             let (n_q, n_k) = (seq_len, seq_len);
+            let d_v = arguments.head_dim_v.map_or(d, usize::from);
             let problem =
-                Problem { batch, heads_q: heads, heads_kv: heads, n_q, n_k, d, d_v: d, causal, scale, modifiers };
-            for dtype in dtypes {
-                if dtype.starts_with("f8") {
-                    arguments.expect_8_bit(&problem)?;
-                }
-                let tiles = &arguments.fwd_tiles;
-                match dtype.as_str() {
-                    "f8e4m3" => eight_bit::<F8E4M3>(&arguments.common, &device, problem, tiles, &mut recorder)?,
-                    "f8e5m2" => eight_bit::<F8E5M2>(&arguments.common, &device, problem, tiles, &mut recorder)?,
-                    "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,
-                    "f16" => Bench::<f16>::new(arguments, &device, problem)?.run(&mut recorder)?,
-                    _ => Bench::<bf16>::new(arguments, &device, problem)?.run(&mut recorder)?,
-                }
+                Problem { batch, heads_q: heads, heads_kv: heads, n_q, n_k, d, d_v, causal, scale, modifiers };
+            if dtypes.iter().any(|dtype| dtype.starts_with("f8")) {
+                arguments.expect_8_bit(&problem)?;
             }
+            problems.extend(dtypes.iter().map(|dtype| (problem, dtype.as_str())));
+        }
+    }
+    for (problem, dtype) in problems {
+        let tiles = &arguments.fwd_tiles;
+        match dtype {
+            "f8e4m3" => eight_bit::<F8E4M3>(&arguments.common, &device, problem, tiles, &mut recorder)?,
+            "f8e5m2" => eight_bit::<F8E5M2>(&arguments.common, &device, problem, tiles, &mut recorder)?,
+            "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,
+            "f16" => Bench::<f16>::new(arguments, &device, problem)?.run(&mut recorder)?,
+            _ => Bench::<bf16>::new(arguments, &device, problem)?.run(&mut recorder)?,
         }
     }
     recorder.finish(out)
@@ -129,6 +136,7 @@ impl Arguments {
         let options = [
             ("--modifier", has_modifiers),
             ("--splits", self.splits.is_some()),
+            ("--head-dim-v", self.head_dim_v.is_some()),
             ("--sweep", self.sweep),
             ("--dkdv-tiles", !self.dkdv_tiles.is_empty()),
             ("--dq-tiles", !self.dq_tiles.is_empty()),
@@ -138,7 +146,7 @@ impl Arguments {
             None => Ok(()),
             Some((option, _)) => Err(CliError::usage(
                 format!("--dtype f8… with {option}"),
-                "8-bit floats are measured without modifiers, in the forward pass alone, with --fwd-tiles",
+                "8-bit floats are measured in the forward pass alone, of values as wide as keys, without modifiers, with --fwd-tiles",
             )),
         }
     }
@@ -173,9 +181,9 @@ impl<'a, T: Number> Bench<'a, T> {
         };
         let expected = small.expected()?;
         let backward = arguments.passes.backward(!arguments.dq_tiles.is_empty());
-        let keys = [problem.batch, problem.heads_kv, problem.n_k, problem.d];
+        let keys = |d| [problem.batch, problem.heads_kv, problem.n_k, d];
         let options = Options { backward, ..Options::new(problem.causal) };
-        let form = options.form::<T>(device, keys, keys);
+        let form = options.form::<T>(device, keys(problem.d), keys(problem.d_v));
         Ok(Bench { arguments, device, problem, form, full, small, expected })
     }
 
@@ -191,7 +199,7 @@ impl<'a, T: Number> Bench<'a, T> {
         for fwd in fwd_tiles {
             let choice = TileChoice { fwd, ..best };
             let measured = self.forward(choice);
-            self.record(recorder, "attention_fwd", tiles::text(fwd), 1.0, &measured)?;
+            self.record(recorder, "attention_fwd", tiles::text(fwd), [1, 1], &measured)?;
             keep_better(&mut best, &mut forward_ms, choice, &measured);
         }
         self.peer(recorder)?;
@@ -211,7 +219,7 @@ impl<'a, T: Number> Bench<'a, T> {
             let choice = TileChoice { dkdv: dkdv.unwrap_or(best.dkdv), dq: dq.unwrap_or(best.dq), ..best };
             let measured = self.backward(choice);
             let tiles = self.backward_text(choice);
-            self.record(recorder, "attention_bwd", tiles, 2.5, &measured)?;
+            self.record(recorder, "attention_bwd", tiles, [3, 2], &measured)?;
             keep_better(&mut best, &mut backward_ms, choice, &measured);
         }
         if backward_ms.is_infinite() {
@@ -219,7 +227,7 @@ impl<'a, T: Number> Bench<'a, T> {
         }
         let measured = self.forward_backward(best);
         let tiles = format!("{} {}", tiles::text(best.fwd), self.backward_text(best));
-        self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
+        self.record(recorder, "attention_fwd_bwd", tiles, [4, 3], &measured)
     }
 
     /// Times candle's matmul and softmax on the same inputs, on the CPU in f32 without modifiers only.
@@ -232,7 +240,7 @@ impl<'a, T: Number> Bench<'a, T> {
             let timing = self.arguments.common.time(self.device, || peer.run().map(drop))?;
             Ok((timing, peer.difference(&self.full)?))
         });
-        self.record(recorder, "candle_fwd", "matmul softmax matmul".to_string(), 1.0, &measured)
+        self.record(recorder, "candle_fwd", "matmul softmax matmul".to_string(), [1, 1], &measured)
     }
 
     /// The tiles that a launch without given ones takes: measured ones, or those that ship for the GPU. Launches what needs them.
@@ -254,7 +262,7 @@ impl<'a, T: Number> Bench<'a, T> {
         if need_backward && matches!(forward, Some(Ok(()))) {
             let _ = self.full.backward(&options);
         }
-        tiles::taken::<T>(&self.problem, None, self.device, self.form != Backward::TwoPass)
+        tiles::taken::<T>(&self.problem, self.full.modifier_names(), None, self.device, self.form != Backward::TwoPass)
     }
 
     /// Returns the tiles to measure for one pass: those of the command line, else those of a launch (`taken`), or the default, and,
@@ -263,12 +271,9 @@ impl<'a, T: Number> Bench<'a, T> {
         if !given.is_empty() {
             return given.to_vec();
         }
-        let (d, bytes, target) = (self.problem.d, T::dtype().bytes(), self.device.target());
-        let Modifiers { window, prefix, documents, softcap, alibi, .. } = self.problem.modifiers;
-        let has_ranges = window.is_some() || prefix.is_some() || documents.is_some();
-        let (has_score, has_derivative) = (softcap.is_some() || alibi, softcap.is_some());
-        let modified = modified_tiles(pass, d, bytes, &target, has_ranges, has_score, has_derivative);
-        let mut list = vec![modified.or(taken).unwrap_or_else(|| default_tiles(pass, d, bytes, &target))];
+        let d = self.problem.d.max(self.problem.d_v);
+        let (bytes, target) = (T::dtype().bytes(), self.device.target());
+        let mut list = vec![taken.unwrap_or_else(|| default_tiles(pass, d, bytes, &target))];
         if self.arguments.sweep {
             let others = tiles::sweep(pass).into_iter().filter(|&tiles| tiles != list[0]);
             list.extend(others.collect::<Vec<_>>());
@@ -276,20 +281,22 @@ impl<'a, T: Number> Bench<'a, T> {
         list
     }
 
-    /// Records a row. `factor` is the FLOP count relative to the forward pass: the backward pass has five matmuls of
-    /// the size of the forward pass's two.
+    /// Records a row. `products` are the matmuls along the head dimension of q, and along that of v: one of each in the forward pass,
+    /// three and two in the backward pass.
     fn record(
         &self,
         recorder: &mut Recorder,
         kernel: &str,
         tiles: String,
-        factor: f64,
+        products: [usize; 2],
         measured: &Measured,
     ) -> Result<()> {
         let p = &self.problem;
         let heads = (p.batch * p.heads_q) as f64;
-        let flop = factor * 4.0 * heads * attention_modifiers::pairs(p) * p.d as f64;
-        let case = format!("{}{}", if p.causal { "causal" } else { "full" }, self.arguments.modifiers.text());
+        let columns = products[0] * p.d + products[1] * p.d_v;
+        let flop = 2.0 * heads * attention_modifiers::pairs(p) * columns as f64;
+        let d_v = if p.d_v == p.d { String::new() } else { format!(" d_v={}", p.d_v) };
+        let case = format!("{}{d_v}{}", if p.causal { "causal" } else { "full" }, self.arguments.modifiers.text());
         let row = Row::new(kernel, &[p.batch, p.heads_q, p.n_q, p.d], T::dtype().name())
             .case(&match self.arguments.splits {
                 None => case,

@@ -116,7 +116,7 @@ pub fn measure<T: Value + OperandElement<Result = bf16>>(
             let first = problem.n_q - problem.n_q.min(16);
             Ok((timing, error.max(accept("o", full.error(first)?, tolerance)?)))
         })();
-        let [taken, ..] = tiles::taken::<T>(&problem, None, device, false);
+        let [taken, ..] = tiles::taken::<T>(&problem, ["dense", "plain"], None, device, false);
         let text = choice.or(taken).map_or_else(String::new, tiles::text);
         let row = row("attention_fwd", case).tiles(text).measured(&measured, Work::Flop(flop));
         if given.len() > 1 { recorder.push_choice(row, &measured)? } else { recorder.push(row)? }

@@ -61,43 +61,45 @@ fn small_documents(starts: &[[usize; 2]], n: usize) -> &'static [[usize; 2]] {
 
 /// Allocates a workspace that is large enough for the forward pass and both kinds of backward pass.
 fn workspace<T: Number>(device: &Device, problem: &Problem, splits: Option<usize>) -> tilewright::Result<Buffer<f32>> {
-    let shape = shape(problem);
+    let (shape, v_shape) = (shape(problem), v_shape(problem));
     let options = |backward| Options { backward, num_splits: splits, ..Options::new(problem.causal) };
     let two_pass = options(Backward::TwoPass);
     let backward = [&two_pass, &options(Backward::OnePass)]
-        .map(|options| attention::backward_workspace::<T>(device, shape, shape, shape, options));
+        .map(|options| attention::backward_workspace::<T>(device, shape, shape, v_shape, options));
     let most = backward
         .into_iter()
-        .fold(attention::forward_workspace::<T>(device, shape, shape, shape, &two_pass), usize::max);
+        .fold(attention::forward_workspace::<T>(device, shape, shape, v_shape, &two_pass), usize::max);
     Buffer::poisoned(device, most)
 }
 
 impl<T: Number> Attention<T> {
     /// Allocates random inputs and NaN outputs. Queries and keys have the same length and number of heads.
     pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
-        let shape = shape(&problem);
-        let len = elements(&shape)?;
+        let (shape, v_shape) = (shape(&problem), v_shape(&problem));
+        let (len, v_len) = (elements(&shape)?, elements(&v_shape)?);
         let (biases, bias_workspace) = match problem.modifiers.relative {
             true => (
                 problem.heads_q * attention::relative_bias_len(problem.n_q, problem.n_k),
-                attention::relative_bias_workspace::<T>(device, shape, shape, shape),
+                attention::relative_bias_workspace::<T>(device, shape, shape, v_shape),
             ),
             false => (0, 0),
         };
-        device.check_memory(8.0 * len as f64 * size_of::<T>() as f64 + 4.0 * (biases + bias_workspace) as f64)?;
+        device.check_memory(
+            4.0 * (len as f64 + v_len as f64) * size_of::<T>() as f64 + 4.0 * (biases + bias_workspace) as f64,
+        )?;
         Ok(Attention {
             device: device.clone(),
             problem,
             limit: tolerance(T::dtype()),
             q: normal(device, len, 1)?,
             k: normal(device, len, 2)?,
-            v: normal(device, len, 3)?,
-            d_o: normal(device, len, 4)?,
-            o: Buffer::poisoned(device, len)?,
+            v: normal(device, v_len, 3)?,
+            d_o: normal(device, v_len, 4)?,
+            o: Buffer::poisoned(device, v_len)?,
             lse: Buffer::poisoned(device, len / problem.d)?,
             dq: Buffer::poisoned(device, len)?,
             dk: Buffer::poisoned(device, len)?,
-            dv: Buffer::poisoned(device, len)?,
+            dv: Buffer::poisoned(device, v_len)?,
             d_relative: Buffer::poisoned(device, biases)?,
             bias_workspace: Buffer::poisoned(device, bias_workspace)?,
             d_sinks: Buffer::poisoned(device, problem.heads_q)?,
@@ -117,13 +119,18 @@ impl<T: Number> Attention<T> {
     /// Disables splits in the passes that are not split for `full`. The smaller problem would be split otherwise,
     /// because its grid has fewer programs than SMs.
     pub fn split_like(mut self, full: &Problem) -> Attention<T> {
-        let (shape, options) = (shape(full), Options::new(full.causal));
-        let forward = attention::forward_workspace::<T>(&self.device, shape, shape, shape, &options);
+        let (shape, v_shape, options) = (shape(full), v_shape(full), Options::new(full.causal));
+        let forward = attention::forward_workspace::<T>(&self.device, shape, shape, v_shape, &options);
         let unsplit = Options { num_splits: Some(1), ..options.clone() };
         let backward =
-            [&options, &unsplit].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, shape, o));
+            [&options, &unsplit].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, v_shape, o));
         self.splits = [forward == 0, backward[0] == backward[1]].map(|is_unsplit| is_unsplit.then_some(1));
         self
+    }
+
+    /// The names of the mask and of the score function.
+    pub fn modifier_names(&self) -> [&'static str; 2] {
+        [self.modifiers.mask().function.name, self.modifiers.score().function.name]
     }
 
     fn options<'a>(modifiers: &'a ModifierTensors, options: &Options, splits: Option<usize>) -> Options<'a> {
@@ -173,14 +180,14 @@ impl<T: Number> Attention<T> {
     }
 
     pub fn forward(&mut self, options: &Options) -> tilewright::Result<()> {
-        let shape = shape(&self.problem);
+        let (shape, v_shape) = (shape(&self.problem), v_shape(&self.problem));
         let options = Self::options(&self.modifiers, options, self.splits[0]);
         attention::forward_into(
             &self.device,
             Tensor::dense(self.q.view(), shape)?,
             Tensor::dense(self.k.view(), shape)?,
-            Tensor::dense(self.v.view(), shape)?,
-            TensorMut::dense(self.o.view_mut(), shape)?,
+            Tensor::dense(self.v.view(), v_shape)?,
+            TensorMut::dense(self.o.view_mut(), v_shape)?,
             self.lse.view_mut(),
             self.workspace.view_mut(),
             &options,
@@ -190,22 +197,22 @@ impl<T: Number> Attention<T> {
     /// Runs the backward pass on the outputs of [`Attention::forward`]: gradients of q, k and v, and those of a relative bias and of
     /// sinks.
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
-        let shape = shape(&self.problem);
+        let (shape, v_shape) = (shape(&self.problem), v_shape(&self.problem));
         let options = Self::options(&self.modifiers, options, self.splits[1]);
         let saved = Saved {
             q: Tensor::dense(self.q.view(), shape)?,
             k: Tensor::dense(self.k.view(), shape)?,
-            v: Tensor::dense(self.v.view(), shape)?,
-            o: Tensor::dense(self.o.view(), shape)?,
+            v: Tensor::dense(self.v.view(), v_shape)?,
+            o: Tensor::dense(self.o.view(), v_shape)?,
             lse: self.lse.view(),
-            d_o: Tensor::dense(self.d_o.view(), shape)?,
+            d_o: Tensor::dense(self.d_o.view(), v_shape)?,
         };
         attention::backward_into(
             &self.device,
             saved,
             TensorMut::dense(self.dq.view_mut(), shape)?,
             TensorMut::dense(self.dk.view_mut(), shape)?,
-            TensorMut::dense(self.dv.view_mut(), shape)?,
+            TensorMut::dense(self.dv.view_mut(), v_shape)?,
             self.workspace.view_mut(),
             &options,
         )?;
@@ -286,11 +293,11 @@ impl<T: Number> Attention<T> {
         for &head in &heads {
             let Head { q, k, v, o, lse, .. } = self.head(head)?;
             for &row in &rows {
-                let (p, at) = (&self.problem, row * self.problem.d);
-                let (o_row, lse_row) = p.one_row(head % p.heads_q, row, &q[at..at + p.d], &k, &v);
+                let p = &self.problem;
+                let (o_row, lse_row) = p.one_row(head % p.heads_q, row, row_of(&q, row, p.d), &k, &v);
                 want.extend(o_row);
                 want_lse.push(lse_row);
-                found.extend_from_slice(&o[at..at + p.d]);
+                found.extend_from_slice(row_of(&o, row, p.d_v));
                 found_lse.push(lse[row]);
             }
         }
@@ -305,20 +312,15 @@ impl<T: Number> Attention<T> {
         let mut want: [Vec<f64>; 3] = Default::default();
         for &head in &heads {
             let h = self.head(head)?;
-            let (offset, len) = (head * h.q.len(), h.q.len());
-            let part = |buffer: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
-                Ok(buffer.slice(offset..offset + len)?.to_vec()?.into_iter().map(Value::to_f64).collect())
-            };
-            let gradients = [part(&self.dq)?, part(&self.dk)?, part(&self.dv)?];
+            let gradients = [self.part(&self.dq, head)?, self.part(&self.dk, head)?, self.part(&self.dv, head)?];
             for &row in &rows {
-                let (p, at) = (&self.problem, row * self.problem.d);
-                let row_of = |x: &[f64]| x[at..at + p.d].to_vec();
-                let rows = [&h.q, &h.o, &h.d_o].map(|x| &x[at..at + p.d]);
+                let p = &self.problem;
+                let rows = [(&h.q, p.d), (&h.o, p.d_v), (&h.d_o, p.d_v)].map(|(x, d)| row_of(x, row, d));
                 let dq = p.one_row_gradient([head % p.heads_q, row], rows, [&h.k, &h.v]);
                 let (dk, dv) = self.key_row(&h, head % p.heads_q, row);
                 for (i, gradient) in [dq, dk, dv].into_iter().enumerate() {
                     want[i].extend(gradient);
-                    found[i].extend(row_of(&gradients[i]));
+                    found[i].extend_from_slice(row_of(&gradients[i], row, if i == 2 { p.d_v } else { p.d }));
                 }
             }
         }
@@ -328,36 +330,35 @@ impl<T: Number> Attention<T> {
     /// Computes dK and dV of key `j`: with P = exp(S − L) and dP = dO Vᵀ, dV = Σ P dO and dK = scale · Σ P (dP − dO·O)
     /// Q, each term times the derivative of the modified score.
     fn key_row(&self, h: &Head, head: usize, j: usize) -> (Vec<f64>, Vec<f64>) {
-        let Problem { d, n_q, scale, .. } = self.problem;
+        let Problem { d, d_v, n_q, scale, .. } = self.problem;
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let row = |x: &[f64], i: usize| x[i * d..(i + 1) * d].to_vec();
-        let (k, v) = (row(&h.k, j), row(&h.v, j));
-        let (mut dk, mut dv) = (vec![0.0; d], vec![0.0; d]);
+        let (k, v) = (row_of(&h.k, j, d), row_of(&h.v, j, d_v));
+        let (mut dk, mut dv) = (vec![0.0; d], vec![0.0; d_v]);
         for i in (0..n_q).filter(|&i| self.problem.seen(i).contains(&j)) {
-            let (q, d_o) = (row(&h.q, i), row(&h.d_o, i));
-            let (score, derivative) = self.problem.modified(scale * dot(&q, &k), head, i, j);
+            let (q, d_o) = (row_of(&h.q, i, d), row_of(&h.d_o, i, d_v));
+            let (score, derivative) = self.problem.modified(scale * dot(q, k), head, i, j);
             let p = (score - h.lse[i]).exp();
-            let ds = scale * p * (dot(&d_o, &v) - dot(&d_o, &row(&h.o, i))) * derivative;
-            for x in 0..d {
-                dk[x] += ds * q[x];
-                dv[x] += p * d_o[x];
-            }
+            let ds = scale * p * (dot(d_o, v) - dot(d_o, row_of(&h.o, i, d_v))) * derivative;
+            dk.iter_mut().zip(q).for_each(|(dk, q)| *dk += ds * q);
+            dv.iter_mut().zip(d_o).for_each(|(dv, d_o)| *dv += p * d_o);
         }
         (dk, dv)
     }
 
+    /// The elements of a head.
+    fn part(&self, buffer: &Buffer<T>, head: usize) -> tilewright::Result<Vec<f64>> {
+        let len = buffer.len() / (self.problem.batch * self.problem.heads_q);
+        Ok(buffer.slice(head * len..(head + 1) * len)?.to_vec()?.into_iter().map(Value::to_f64).collect())
+    }
+
     fn head(&self, head: usize) -> tilewright::Result<Head> {
-        let len = self.problem.n_q * self.problem.d;
-        let part = |buffer: &Buffer<T>| -> tilewright::Result<Vec<f64>> {
-            Ok(buffer.slice(head * len..(head + 1) * len)?.to_vec()?.into_iter().map(Value::to_f64).collect())
-        };
         let rows = self.lse.slice(head * self.problem.n_q..(head + 1) * self.problem.n_q)?.to_vec()?;
         Ok(Head {
-            q: part(&self.q)?,
-            k: part(&self.k)?,
-            v: part(&self.v)?,
-            d_o: part(&self.d_o)?,
-            o: part(&self.o)?,
+            q: self.part(&self.q, head)?,
+            k: self.part(&self.k, head)?,
+            v: self.part(&self.v, head)?,
+            d_o: self.part(&self.d_o, head)?,
+            o: self.part(&self.o, head)?,
             lse: rows.into_iter().map(f64::from).collect(),
         })
     }
@@ -373,8 +374,18 @@ struct Head {
     lse: Vec<f64>,
 }
 
+/// The shape of q and k.
 fn shape(p: &Problem) -> [usize; 4] {
     [p.batch, p.heads_q, p.n_q, p.d]
+}
+
+/// The shape of v and O.
+fn v_shape(p: &Problem) -> [usize; 4] {
+    [p.batch, p.heads_q, p.n_q, p.d_v]
+}
+
+fn row_of(x: &[f64], row: usize, d: usize) -> &[f64] {
+    &x[row * d..(row + 1) * d]
 }
 
 /// Returns the largest error of `outputs`: (name, found, expected).

@@ -22,9 +22,9 @@ impl Peer {
     /// Copies the inputs of `ours`, as f32.
     pub fn new<T: Number>(ours: &Attention<T>) -> Result<Peer, BenchError> {
         let p = &ours.problem;
-        let tensor = |values: Vec<f64>| {
+        let tensor = |values: Vec<f64>, d: usize| {
             let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
-            Tensor::from_vec(values, (p.batch, p.heads_q, p.n_q, p.d), &Device::Cpu).map_err(candle_error)
+            Tensor::from_vec(values, (p.batch, p.heads_q, p.n_q, d), &Device::Cpu).map_err(candle_error)
         };
         let mask_value = |at: usize| if at % p.n_k + p.n_q <= at / p.n_k + p.n_k { 0.0 } else { f32::NEG_INFINITY };
         let mask = p.causal.then(|| {
@@ -32,7 +32,8 @@ impl Peer {
                 .and_then(|mask| mask.reshape((p.n_q, p.n_k)))
                 .map_err(candle_error)
         });
-        let (q, k, v) = (tensor(values(&ours.q)?)?, tensor(values(&ours.k)?)?, tensor(values(&ours.v)?)?);
+        let (q, k, v) =
+            (tensor(values(&ours.q)?, p.d)?, tensor(values(&ours.k)?, p.d)?, tensor(values(&ours.v)?, p.d_v)?);
         Ok(Peer { q, k, v, scale: p.scale, mask: mask.transpose()? })
     }
 

@@ -46,10 +46,11 @@ impl Passes {
     }
 }
 
-/// The tiles that launches of this process took from the tuner for a problem, of the forward, the dK/dV and the dQ kernel.
-/// `None` for a kernel that was not launched, or with tiles that are not the tuner's.
+/// The tiles that launches of this process took from the tuner for a problem with these modifiers, of the forward, the dK/dV and the dQ
+/// kernel. `None` for a kernel that was not launched, or with given tiles.
 pub fn taken<T: OperandElement>(
     problem: &Problem,
+    [mask, score]: [&str; 2],
     precision: Option<Precision>,
     device: &Device,
     one_pass: bool,
@@ -59,18 +60,17 @@ pub fn taken<T: OperandElement>(
         (4, false) => precision.unwrap_or(Precision::Ieee),
         _ => Precision::Ieee,
     };
+    let Problem { batch, heads_q, n_q, n_k, d, d_v, causal, .. } = *problem;
     let bucket = |n: usize| autotune::size_bucket(n as i64);
+    let (rows, keys) = (bucket(n_q), bucket(n_k));
     // Partial results of splits are f32. The key of the dK/dV kernel also has the mode of dQ.
     let (dtype, result) = (<T as Dtype>::dtype(), <T::Result as Dtype>::dtype());
     let key = format!(
-        "T={dtype},R={result},R=f32,C={dtype},d={},d_v={},causal={},precision={},n_q<={},n_k<={},sub_wave={},one_pass={one_pass}",
-        problem.d,
-        problem.d_v,
-        problem.causal,
+        "T={dtype},R={result},R=f32,C={dtype},d={d},d_v={d_v},causal={causal},mask={mask},score={score},keys=Tensor,\
+         precision={},n_q<={rows},rows<={rows},few_rows={},n_k<={keys},most_keys<={keys},sub_wave={},one_pass={one_pass}",
         precision.name(),
-        bucket(problem.n_q),
-        bucket(problem.n_k),
-        is_sub_wave([problem.batch, problem.heads_q], problem.n_q),
+        n_q <= 16,
+        is_sub_wave([batch, heads_q], n_q),
     );
     let is_for_this = |choice: &Choice| choice.key.split(',').all(|word| key.split(',').any(|mine| mine == word));
     let choices = autotune::current_choices();
