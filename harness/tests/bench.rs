@@ -101,7 +101,12 @@ fn decoding_is_checked_and_timed_in_pages_and_without() {
         assert!(row["error"].as_f64().is_some_and(|error| error < 1e-5) && row["gbps"].is_f64(), "{row}");
     }
     let refused = bench(&["decode", "--heads", "6", "--heads-kv", "4"]);
-    assert!(refused.status.code() == Some(2) && text(&refused.stderr).contains("divide --heads"));
+    assert!(
+        refused.status.code() == Some(2)
+            && text(&refused.stderr).contains("--heads 6 is not a multiple of --heads-kv 4")
+    );
+    let refused = text(&bench(&["decode", "--rows", "-1"]).stderr);
+    assert!(refused.contains("'--rows <ROWS>'") && refused.contains("expected a whole number from 0"), "{refused}");
 }
 
 #[test]
@@ -230,7 +235,7 @@ fn attention_out_of_memory_shows_the_arithmetic() {
 #[test]
 fn attention_of_8_bit_floats_is_timed() {
     let arguments = ["attention", "--dtype", "f8e4m3,f8e5m2", "--seq-len", "70", "--heads", "2", "--head-dim", "16"];
-    let (_, rows) = rows("attention", &[&arguments[..], &["--causal", "true"]].concat());
+    let (_, rows) = rows("attention-8-bit", &[&arguments[..], &["--causal", "true"]].concat());
     assert_timed(&rows);
     assert_eq!(kernels(&rows), ["attention_quantize", "attention_fwd"].repeat(2));
     assert!(rows[0]["gbps"].is_f64() && rows[1]["tflops"].is_f64() && rows[3]["dtype"] == "f8e5m2", "{rows:?}");
@@ -261,7 +266,12 @@ fn mistakes_are_refused_with_the_remedy() {
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
         assert!(message.contains(reason), "{arguments:?}: {message}");
+        assert!(!message.contains("measured attention"), "refused after a measurement: {message}");
     };
+    let few = ["attention", "--heads", "1", "--seq-len", "16", "--head-dim", "8", "--forward-only"];
+    refused(&[&few[..], &["--modifier", "prefix=5"]].concat(), "modifier `prefix` is causal");
+    refused(&[&few[..], &["--dtype", "f32,f8e4m3", "--modifier", "alibi"]].concat(), "--dtype f8… with --modifier");
+    refused(&[&few[..6], &["8,300"]].concat(), "head dimensions from 1 to 256");
     refused(&["attention", "--fwd-tiles", "48,64,4,2"], "q_tile is 48: expected a power of two");
     refused(&["attention", "--dkdv-tiles", "64,64"], "q_tile,k_tile,warps,stages");
     refused(&["attention", "--head-dim", "300"], "head dimensions from 1 to 256");
@@ -278,6 +288,8 @@ fn mistakes_are_refused_with_the_remedy() {
     refused(&["kernels", "--rows", "0"], "at least 1");
     refused(&["compile", "--target", "sm_70"], "expected sm_80");
     refused(&["copy", "--mib", "0"], "0");
+    refused(&["norm", "--runs", "0"], "0 is not in 1..");
+    refused(&["attention", "--kinds", "flash", "--runs", "0"], "0 is not in 1..");
     refused(&["model", "--sizes", "smal"], "did you mean `small`?");
     refused(&["model", "--modes", "backward"], "forward-backward");
     for option in ["--record", "--json", "--csv"] {
@@ -324,4 +336,35 @@ fn help_names_every_benchmark() {
     for subject in ["attention", "decode", "model", "norm", "fused", "kernels", "copy", "launch", "compile"] {
         assert!(help.lines().any(|line| line.trim_start().starts_with(subject)), "{subject}: {help}");
     }
+}
+
+/// Values may have another head dimension, which the rates count.
+#[test]
+fn attention_is_timed_with_values_of_another_width() {
+    let shape = ["attention", "--heads", "2", "--seq-len", "65", "--head-dim", "16", "--head-dim-v", "40"];
+    let (_, rows) = rows("attention-v", &[&shape[..], &["--causal", "true"]].concat());
+    assert_timed(&rows);
+    assert_eq!(kernels(&rows), ["attention_fwd", "candle_fwd", "attention_bwd", "attention_fwd_bwd"]);
+    // Half of the products of 65 rows and keys; one of each width forward, three and two backward, each of two operations.
+    for (row, columns) in rows.iter().zip([16 + 40, 16 + 40, 3 * 16 + 2 * 40, 4 * 16 + 3 * 40]) {
+        assert_eq!(row["case"], "causal d_v=40", "{row}");
+        let flop = 2.0 * 2.0 * 0.5 * 65.0 * 65.0 * f64::from(columns);
+        let [tflops, ms] = ["tflops", "median_ms"].map(|key| row[key].as_f64().unwrap());
+        assert!((tflops * ms * 1e9 / flop - 1.0).abs() < 1e-6, "{row}: {flop}");
+    }
+}
+
+/// Two outputs of one name: one is written, the other refused.
+#[test]
+fn outputs_of_one_name_do_not_replace_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("out");
+    let csv = folder.join("bench-copy.json");
+    let [folder, csv] = [&folder, &csv].map(|path| path.to_string_lossy().into_owned());
+    let output = bench(&["copy", "--mib", "1", "--warmup-ms", "0", "--rep-ms", "0", "--out", &folder, "--csv", &csv]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("another output of these options has this name"), "{message}");
+    let kept = std::fs::read_to_string(&csv).unwrap();
+    assert!(serde_json::from_str::<Value>(&kept).is_ok(), "{kept}");
 }

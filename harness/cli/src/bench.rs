@@ -84,7 +84,8 @@ struct Row {
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let Arguments { launch, record, inputs: Inputs { input, .. }, .. } = arguments;
     arguments.outputs.expect_no_plot()?;
-    arguments.outputs.protecting_inputs(input).check_with(record)?;
+    let recorded = record.iter().map(|path| ("--record", path));
+    arguments.outputs.protecting_inputs(input).check_with(recorded)?;
     let def = kernels.find(&launch.kernel)?;
     let device = device::open(arguments.device)?;
     let tensors = || arguments.inputs.tensors(def, &launch.dtype);

@@ -289,16 +289,20 @@ pub fn partial_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DT
                 }
             },
         };
-        let dtype = DType::from_name(name).ok_or_else(|| {
-            let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
-            CliError::usage(format!("`{name}` is not an element type"), suggest(name, &names, "the element types are"))
-        })?;
         if def.generics.is_empty() {
             return Err(CliError::usage(
                 format!("--dtype {name} is unused: kernel `{}` has no type parameter", def.name),
                 "omit --dtype: the kernel's signature fixes all element types",
             ));
         }
+        let dtype = DType::from_name(name).ok_or_else(|| {
+            let is_member = |dtype: &&DType| {
+                targets.is_empty() || targets.iter().any(|&n| def.generics[n].members().contains(*dtype))
+            };
+            let names: Vec<&str> = DType::ALL.iter().filter(is_member).map(|d| d.name()).collect();
+            let message = format!("`{name}` is not an element type");
+            CliError::usage(message, suggest(name, &names, &format!("the element types of `{}` are", def.name)))
+        })?;
         if targets.is_empty() {
             let message = format!("--dtype {name} is unused: every type parameter of `{}` is named", def.name);
             return Err(CliError::usage(message, "omit it"));

@@ -48,6 +48,18 @@ impl CliError {
     }
 }
 
+/// Refuses the first option that is given without an effect. Each has its name, whether it is unused, why, and what to
+/// do.
+///
+/// # Errors
+/// An option is unused.
+pub fn expect_used(options: impl IntoIterator<Item = (&'static str, bool, String, String)>) -> Result<()> {
+    match options.into_iter().find(|(_, is_unused, ..)| *is_unused) {
+        None => Ok(()),
+        Some((option, _, why, help)) => Err(CliError::usage(format!("{option} is unused: {why}"), help)),
+    }
+}
+
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -62,10 +74,14 @@ impl fmt::Display for CliError {
 }
 
 /// Converts any other error: into one of standard output ([`io::Error`]; for errors of files, see [`CliError::file`]), a
-/// usage error ([`Clash`](crate::files::Clash)), or a failure with the error's message.
+/// usage error ([`Clash`](crate::files::Clash), or options that do not go together), or a failure with the error's
+/// message.
 impl<E: std::error::Error + 'static> From<E> for CliError {
     fn from(error: E) -> CliError {
         let any: &(dyn std::error::Error + 'static) = &error;
+        if let Some(crate::report::Error::Options(text)) = any.downcast_ref::<crate::report::Error>() {
+            return CliError::Usage(text.clone());
+        }
         let printed = match any.downcast_ref::<crate::report::Error>() {
             Some(crate::report::Error::Print(error)) => Some(error),
             Some(_) | None => any.downcast_ref::<io::Error>(),

@@ -56,7 +56,7 @@ mod tuned;
 pub mod unique_keys;
 pub mod value_parsers;
 
-pub use error::{CliError, Result, STOPPED};
+pub use error::{CliError, Result, STOPPED, expect_used};
 pub use kernels::{Hints, Kernel, Kernels};
 pub use output::Output;
 pub use program::{parse, program};

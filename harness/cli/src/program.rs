@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::output::{self, Output};
-use crate::{CliError, Result};
+use crate::{CliError, Result, value_parsers};
 
 /// Parses a program's arguments, sets up logging, calls `run` with standard output, and prints the error, if any.
 ///
@@ -75,23 +75,26 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
 }
 
 /// As [`Parser::try_parse_from`], but `-1` after an option that takes a value other than a path is its value: the
-/// option's own message then says which values it takes.
+/// option's own message then says which values it takes, also of options of type `usize`, for which clap only says that
+/// a digit is invalid.
 ///
 /// # Errors
 /// As [`Parser::try_parse_from`].
 pub fn parse<A: Parser>(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<A, clap::Error> {
-    let mut command = with_negative_numbers(A::command());
+    let mut command = with_messages(A::command());
     let mut matches = command.try_get_matches_from_mut(words)?;
     A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
-fn with_negative_numbers(command: Command) -> Command {
+fn with_messages(command: Command) -> Command {
     let command = command.mut_args(|arg| {
-        let is_path = arg.get_value_parser().type_id() == TypeId::of::<PathBuf>();
+        let of_type = |id: TypeId| arg.get_value_parser().type_id() == id;
+        let [is_path, is_count] = [of_type(TypeId::of::<PathBuf>()), of_type(TypeId::of::<usize>())];
         let takes_number = arg.get_action().takes_values() && !arg.is_positional() && !is_path;
-        arg.allow_negative_numbers(takes_number)
+        let arg = arg.allow_negative_numbers(takes_number);
+        if is_count { arg.value_parser(value_parsers::count) } else { arg }
     });
-    command.mut_subcommands(with_negative_numbers)
+    command.mut_subcommands(with_messages)
 }
 
 /// Environment variable with the log filter of standard error. Default: `warn`.

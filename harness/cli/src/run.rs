@@ -113,6 +113,16 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     writeln!(out, "`{}` ran on {device}, grid ({x}, {y}, {z})", job.def.name)?;
     for (name, tensor) in &outputs {
         writeln!(out, "{name}: {} {:?} in {}", tensor.dtype, tensor.shape, output.display())?;
+        let (missed, all) = (job.unwritten(name, tensor), tensor.bytes.len() / tensor.dtype.bytes());
+        if missed > 0 {
+            terminal::print_stderr(format_args!(
+                "warning: {missed} of the {all} elements of output `{name}` are what memory has that no program wrote, NaN: {}",
+                match missed == all {
+                    true => "these constants may have no use for it".to_string(),
+                    false => format!("the grid ({x}, {y}, {z}) may be too small, or the shape of the output too large"),
+                }
+            ));
+        }
     }
     Ok(())
 }
@@ -276,16 +286,22 @@ impl Job {
                 ));
             }
             let of_tensor = strides.get(name).map_or(&[][..], |strides| &strides.params);
-            for (dim, (stride, extent)) in of_tensor.iter().zip(shape).enumerate() {
-                if *extent > 1 && matches!(self.scalars.get(stride), Some(LaunchArg::I32(0) | LaunchArg::I64(0))) {
+            let mut row_major: i64 = 1;
+            for (stride, &extent) in of_tensor.iter().zip(shape).rev() {
+                let given = match self.scalars.get(stride) {
+                    Some(LaunchArg::I32(given)) => i64::from(*given),
+                    Some(LaunchArg::I64(given)) => *given,
+                    _ => row_major,
+                };
+                if extent > 1 && given != row_major {
                     return Err(CliError::usage(
                         format!(
-                            "`{stride}` is 0: the {extent} elements of output `{name}` along dimension {dim} have \
-                             the same address"
+                            "`{stride}` is {given}: output `{name}` is written to a file in row-major order, where it is {row_major}"
                         ),
-                        "only inputs can have a stride of 0; omit --arg to use the stride of the tensor",
+                        "only inputs can have other strides; omit --arg",
                     ));
                 }
+                row_major = row_major.saturating_mul(i64::try_from(extent).unwrap_or(i64::MAX));
             }
         }
         Ok(())
@@ -370,6 +386,16 @@ impl Job {
             ),
             error => error.into(),
         })
+    }
+
+    /// The number of elements of an output that are as [`Job::upload`] filled them; 0 where they may be results: in
+    /// types of integers and of 8 bits, and in tensors that are given.
+    fn unwritten(&self, name: &str, tensor: &Tensor) -> usize {
+        let width = tensor.dtype.bytes();
+        if self.given.contains_key(name) || !tensor.dtype.is_float() || width == 1 {
+            return 0;
+        }
+        tensor.bytes.chunks_exact(width).filter(|element| element.iter().all(|&byte| byte == 0xff)).count()
     }
 
     /// Copies the outputs to the host.

@@ -25,6 +25,11 @@ pub fn whole(word: &str) -> Result<u32, String> {
     word.trim().parse().map_err(|_| "expected a whole number above 0".to_string())
 }
 
+/// Parses a number of things. `program::parse` gives this parser to every option of type `usize`.
+pub fn count(word: &str) -> Result<usize, String> {
+    word.trim().parse().map_err(|_| format!("expected a whole number from 0 to {}", usize::MAX))
+}
+
 /// Parses a finite number.
 pub fn finite(word: &str) -> Result<f64, String> {
     number(word, .., "a finite number")

@@ -84,7 +84,8 @@ impl Hints for Shipped {
 
 /// Counts the FLOPs of a launch, for kernels with matmuls: 2mnk for an m × k by k × n matmul.
 /// Attention has matmuls of queries × keys × head dimension, with half of the scores if causal: two in the forward
-/// kernel (S, O), four in the dK/dV kernel (S, dP, dV, dK), three in the dQ kernel (S, dP, dQ).
+/// kernel (S, O), four in the dK/dV kernel (S, dP, dV, dK), three in the dQ kernel (S, dP, dQ). With a cache, all pages
+/// of a table count, and queries are the last tokens of causal sequences.
 fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) -> Option<f64> {
     // Matmuls with the columns of q and k, and with those of v.
     let matmuls = match def.name {
@@ -98,12 +99,19 @@ fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) ->
         _ => return None,
     };
     let [batch, heads, n_q, d] = *extents.shape("q")? else { return None };
-    let n_k = *extents.shape("k")?.get(2)?;
+    let rows = *extents.shape("k")?.get(2)?;
+    let n_k = extents.shape("table").and_then(|table| table.get(1)).map_or(rows, |pages| pages.saturating_mul(rows));
+    let is_cached = ["table", "lengths"].iter().any(|name| extents.shape(name).is_some());
     let d_v = extents.shape("v").and_then(|v| v.get(3)).copied().unwrap_or(d);
     let causal = constants.iter().any(|(name, value)| *name == "causal" && *value == ConstValue::Bool(true));
-    let scores = [batch, heads, n_q, n_k].map(|n| n as f64).iter().product::<f64>();
+    let [batch, heads, n_q, n_k] = [batch, heads, n_q, n_k].map(|n| n as f64);
+    let seen = match (causal, is_cached) {
+        (false, _) => n_q * n_k,
+        (true, false) => 0.5 * n_q * n_k,
+        (true, true) => (n_q * n_k - 0.5 * n_q * (n_q - 1.0)).max(0.5 * n_q * n_k),
+    };
     let columns = matmuls[0] * d as f64 + matmuls[1] * d_v as f64;
-    Some(2.0 * scores * columns * if causal { 0.5 } else { 1.0 })
+    Some(2.0 * batch * heads * seen * columns)
 }
 
 #[cfg(test)]
@@ -118,5 +126,15 @@ mod tests {
         extents.add_tensor("k", &[1, 16, 16384, 64], None);
         let of = |causal| flop(&FLASH_ATTENTION_FWD, &extents, &[("causal", ConstValue::Bool(causal))]).unwrap();
         assert_eq!((of(false), of(true)), (4.0 * 16.0 * 16384.0 * 16384.0 * 64.0, of(false) / 2.0));
+    }
+
+    #[test]
+    fn all_pages_of_a_cache_count() {
+        let mut extents = Extents::default();
+        extents.add_tensor("q", &[32, 32, 1, 128], None);
+        extents.add_tensor("k", &[4096, 8, 64, 128], None);
+        extents.add_tensor("table", &[32, 100], None);
+        let found = flop(&FLASH_ATTENTION_FWD, &extents, &[("causal", ConstValue::Bool(true))]);
+        assert_eq!(found, Some(4.0 * 32.0 * 32.0 * 6400.0 * 128.0));
     }
 }

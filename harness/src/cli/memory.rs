@@ -43,7 +43,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    arguments.outputs.check_with(&arguments.snapshot)?;
+    arguments.outputs.check_with(arguments.snapshot.iter().map(|path| ("--snapshot", path)))?;
     let (report, snapshots) = memory(arguments)?;
     arguments.outputs.write(report, out)?;
     let folder = arguments.outputs.out.as_ref();

@@ -51,7 +51,7 @@ use crate::signals::{self, StopSignal};
 
 pub use hints::shipped;
 pub use tilewright_cli::{CliError, Output, Result, STOPPED};
-use tilewright_cli::{bind, choose, compile, device, explain, list, output, run, tensors, value_parsers};
+use tilewright_cli::{bind, choose, compile, device, expect_used, explain, list, output, run, tensors, value_parsers};
 
 /// GPU tile kernels written in Rust: PTX for the GPU, native code for the CPU, no CUDA toolkit.
 #[derive(Parser)]
@@ -138,17 +138,6 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
 /// The thread cannot be created.
 fn on_signals(heard: impl FnMut(StopSignal) + Send + 'static) -> Result<()> {
     signals::listen(heard).map_err(|error| CliError::Failure(format!("cannot install signal handlers: {error}")))
-}
-
-/// Refuses the first option that is given without an effect. Each has its name, whether it is unused, why, and what to do.
-///
-/// # Errors
-/// An option is unused.
-fn expect_used(options: impl IntoIterator<Item = (&'static str, bool, String, String)>) -> Result<()> {
-    match options.into_iter().find(|(_, is_unused, ..)| *is_unused) {
-        None => Ok(()),
-        Some((option, _, why, help)) => Err(CliError::usage(format!("{option} is unused: {why}"), help)),
-    }
 }
 
 fn dispatch(command: Command, out: &mut Output) -> Result<()> {

@@ -31,7 +31,7 @@ pub fn main() -> ExitCode {
 /// A wrong result, an invalid shape, or an error of the device or a file.
 pub fn run(arguments: &Arguments, out: &mut dyn std::io::Write) -> Result<()> {
     let outputs = arguments.outputs.protecting_inputs(&arguments.compare);
-    outputs.check_with(&arguments.record)?;
+    outputs.check_with(arguments.record.iter().map(|path| ("--record", path)))?;
     let arguments = &Arguments { outputs, ..arguments.clone() };
     match arguments.sweep {
         false => single::run(arguments, out),

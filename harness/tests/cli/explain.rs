@@ -242,3 +242,21 @@ fn dots_name_their_instructions_and_where_operands_come_from() {
     let integers = dots("sm_80", "T=i8,O=i32", &weight);
     assert!(integers.contains("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"), "{integers}");
 }
+
+#[test]
+fn times_and_rates_without_a_roofline_are_refused() {
+    let dir = TempDir::new().unwrap();
+    let explain = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        tilewright_with(dir.path(), &[&["explain"][..], &words[..]].concat(), &BARE)
+    };
+    for option in ["--time-ms", "--peak-tflops", "--peak-gbps"] {
+        let message = explain(&format!("matmul {option} 5")).fails(2);
+        let unused = format!("{option} is unused");
+        assert!(message.contains(&unused) && message.contains("there is no roofline\n  help: --shape"), "{message}");
+    }
+    let message = explain("softmax_rows --shape x=64,1024 --peak-tflops 5").fails(2);
+    assert!(message.contains("--peak-tflops is unused: the FLOPs of this kernel are not known"), "{message}");
+    let out = explain("softmax_rows --shape x=64,1024 --time-ms 5").ok();
+    assert!(out.contains("Roofline") && out.contains("5 ms"), "{out}");
+}

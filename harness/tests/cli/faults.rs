@@ -317,7 +317,11 @@ fn outputs_keep_links_and_permissions_and_are_never_inputs() {
         &TRAIN.replace("--data text", "--data ./run/log.jsonl"),
         &["run/log.jsonl", "it is the same file as the input"],
     );
-    refused(dir.path(), "account memory --json a --markdown ./a", &["is also written as a"]);
+    refused(
+        dir.path(),
+        "account memory --json a --markdown ./a",
+        &["cannot write ./a: --json and --markdown name the same file"],
+    );
     finish(command(dir.path(), "account memory --json r.json")).ok();
     refused(dir.path(), "report --include r.json --page r.json", &["r.json", "it is the same file as the input"]);
 

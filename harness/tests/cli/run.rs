@@ -116,7 +116,7 @@ fn constants_that_are_not_given_are_those_of_the_configuration() {
     let message = attention(&[&shapes[..], &["--set", "d=8"]].concat()).fails(2);
     assert!(message.contains("the constant d is 8, and dimension 3 of `q`, its extent, is 16"), "{message}");
     let message = attention(&[&shapes[..], &["--set", "d_tile=8"]].concat()).fails(1);
-    assert!(message.contains("d and group must be at least 1, and d_tile at least d"), "{message}");
+    assert!(message.contains("d, group and pack must be at least 1, and d_tile at least d"), "{message}");
     attention(&shapes).ok();
     let (shape, found) = output(dir.path(), "o");
     assert_eq!(shape, [1, 2, rows, d]);
@@ -196,7 +196,10 @@ fn outputs_that_nothing_would_write_are_refused() {
         assert!(message.contains(&format!("--grid {grid} is (")) && message.contains("`y` of shape [3]"), "{message}");
     }
     let message = with(&["--grid", "1", "--arg", "y_stride_rows=0"]);
-    assert!(message.contains("`y_stride_rows` is 0: the 3 elements of output `y`"), "{message}");
+    assert!(message.contains("`y_stride_rows` is 0: output `y` is written to a file in row-major order"), "{message}");
+    // The file would have the elements in the order of memory.
+    let message = with(&["--grid", "1", "--arg", "y_stride_rows=2"]);
+    assert!(message.contains("`y_stride_rows` is 2") && message.contains("where it is 1"), "{message}");
 }
 
 #[test]
@@ -340,4 +343,23 @@ fn control_characters_in_names_are_escaped() {
     assert!(message.contains(r"y\u{1b}[2J\u{a}error: x") && !message.contains('\u{1b}'), "{message}");
     let demo = tilewright(dir.path(), &["demo", "-i", "in.safetensors", "-o", "out.safetensors"]);
     assert!(demo.code != 0 && !demo.err.contains('\u{1b}'), "{}", demo.err);
+}
+
+/// A grid that does not cover an output: the elements that no program wrote are counted.
+#[test]
+fn elements_that_no_program_writes_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &[tensor("x", &[37, 4], &small(148)), tensor("w", &[4], &small(4))]);
+    let of = |grid: &str| run(dir.path(), "weighted_sum_fwd", &["--set", "rows_tile=16,d_tile=32", "--grid", grid]);
+    let short = of("1");
+    assert!(
+        short.err.contains("21 of the 37 elements of output `y` are what memory has that no program wrote"),
+        "{}",
+        short.err
+    );
+    assert!(short.err.contains("the grid (1, 1, 1) may be too small"), "{}", short.err);
+    short.ok();
+    let whole = of("3");
+    assert!(!whole.err.contains("warning"), "{}", whole.err);
+    whole.ok();
 }

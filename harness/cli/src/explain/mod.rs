@@ -27,7 +27,7 @@ use self::subject::Subject;
 use crate::clocks::Recording;
 use crate::compile::{self, Options, Request};
 use crate::report::{Cell, Column, Outputs, Report, Table};
-use crate::{CliError, Hints, Kernels, Result, value_parsers};
+use crate::{CliError, Hints, Kernels, Result, expect_used, value_parsers};
 
 #[derive(Args)]
 #[command(
@@ -142,6 +142,8 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         }
         None => Subject::new(arguments, kernels, row.as_ref())?,
     };
+    let work = subject.work();
+    arguments.expect_roofline(&work)?;
     let Target::Nvptx(arch) = subject.request.target else { unreachable!("internal error: not for a GPU") };
     let (artifact, trace) = match &recording {
         Some(recording) => recording.compile(&subject.request)?,
@@ -156,11 +158,14 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let peaks = Peaks {
         flop: tflops.map_or(sheet.flop, |rate| rate * 1e12),
         bytes: arguments.peak_gbps.map_or(sheet.bytes, |rate| rate * 1e9),
-        source: match (tflops, arguments.peak_gbps) {
-            (None, None) => sheet.source,
-            (Some(_), Some(_)) => "measured".to_string(),
-            (Some(_), None) => format!("measured, for memory {}", sheet.source),
-            (None, Some(_)) => format!("measured, for matmuls {}", sheet.source),
+        source: {
+            let of_matmuls = if arguments.peak_tflops.is_some() { "given" } else { "measured" };
+            match (tflops, arguments.peak_gbps) {
+                (None, None) => sheet.source,
+                (Some(_), Some(_)) => format!("{of_matmuls} for matmuls, given for memory"),
+                (Some(_), None) => format!("{of_matmuls}, for memory {}", sheet.source),
+                (None, Some(_)) => format!("given, for matmuls {}", sheet.source),
+            }
         },
     };
     let facts = Facts {
@@ -168,7 +173,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         shared_bytes: artifact.manifest.shared_bytes,
         assembled: assemble(ptx, arch.name())?,
         ptx: Code::from_ptx(ptx),
-        work: subject.work(),
+        work,
         peaks,
         time_ms: arguments.time_ms.or(row.and_then(|row| row.median_ms)),
         subject,
@@ -195,6 +200,29 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         write_pictures(folder, &page::pictures(&trace, &settings), &outputs, out)?;
     }
     Ok(())
+}
+
+impl Arguments {
+    /// Refuses times and rates for a roofline that the report does not have.
+    fn expect_roofline(&self, work: &Work) -> Result<()> {
+        let no_shape = "the shape of no tensor is known, so that there is no roofline";
+        let no_flop = match work.bytes {
+            None => no_shape,
+            Some(_) => "the FLOPs of this kernel are not known",
+        };
+        let shape = "--shape NAME=X,Y,…, as in --shape q=1,16,16384,64";
+        let options = [
+            ("--time-ms", self.time_ms.is_some() && work.bytes.is_none(), no_shape, shape),
+            ("--peak-gbps", self.peak_gbps.is_some() && work.bytes.is_none(), no_shape, shape),
+            (
+                "--peak-tflops",
+                self.peak_tflops.is_some() && work.flop.is_none(),
+                no_flop,
+                if work.bytes.is_none() { shape } else { "omit it; --peak-gbps is the rate of its memory accesses" },
+            ),
+        ];
+        expect_used(options.map(|(option, unused, why, help)| (option, unused, why.to_string(), help.to_string())))
+    }
 }
 
 /// The matrix instructions of a kernel; `None` for one without dots.

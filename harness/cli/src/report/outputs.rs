@@ -54,6 +54,9 @@ pub enum Error {
     Folder { path: PathBuf, source: io::Error },
     #[error("{0}\n  help: choose another file")]
     Clash(#[from] files::Clash),
+    /// Two options that do not go together.
+    #[error("{0}")]
+    Options(String),
     #[error("cannot write the output: {0}")]
     Print(#[from] io::Error),
 }
@@ -79,15 +82,28 @@ impl Outputs {
         self.check_with([])
     }
 
-    /// As [`Outputs::check`], for a command that also writes `others`.
+    /// As [`Outputs::check`], for a command that also writes `others`, each with its option.
     ///
     /// # Errors
-    /// As [`Outputs::check`].
-    pub fn check_with<'a>(&'a self, others: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Error> {
-        let mut files: Vec<&Path> = self.named().collect();
-        files.extend(others.into_iter().map(PathBuf::as_path));
+    /// As [`Outputs::check`]; one of `others` that a file of `--out` may replace.
+    pub fn check_with<'a>(
+        &'a self,
+        others: impl IntoIterator<Item = (&'static str, &'a PathBuf)>,
+    ) -> Result<(), Error> {
+        let mut files: Vec<(&str, &Path)> = self.options().collect();
+        for (option, path) in others {
+            if let Some(folder) = self.out.as_ref().filter(|folder| may_be_replaced(path, folder)) {
+                return Err(Error::Options(format!(
+                    "{option} {} is in the folder of --out {}, which gets files of this kind: one may replace it\n  \
+                     help: name a file in another folder, or one with another extension",
+                    path.display(),
+                    folder.display()
+                )));
+            }
+            files.push((option, path.as_path()));
+        }
         if let Some(folder) = &self.out {
-            let found = match (folder.is_dir(), files.iter().any(|file| file.starts_with(folder))) {
+            let found = match (folder.is_dir(), files.iter().any(|(_, file)| file.starts_with(folder))) {
                 (false, false) => files::check_folder(folder),
                 _ => fs::create_dir_all(folder),
             };
@@ -96,14 +112,32 @@ impl Outputs {
                 check(&folder.join("report"))?;
             }
         }
-        files::check_distinct(&files, &self.inputs())?;
-        files.into_iter().try_for_each(check)
+        for (at, &(option, path)) in files.iter().enumerate() {
+            files::check_distinct(&[path], &self.inputs())?;
+            let same = files[..at].iter().find(|&&(_, other)| files::check_distinct(&[path, other], &[]).is_err());
+            if let Some((other, _)) = same {
+                let message = format!("cannot write {}: {other} and {option} name the same file", path.display());
+                return Err(Error::Options(format!("{message}\n  help: name another file")));
+            }
+        }
+        files.into_iter().try_for_each(|(_, path)| check(path))
     }
 
     /// The files that options name, without those of `--out`.
     pub fn named(&self) -> impl Iterator<Item = &Path> {
-        let files = [&self.json, &self.csv, &self.markdown, &self.latex, &self.plot, &self.html];
-        files.into_iter().flatten().map(PathBuf::as_path)
+        self.options().map(|(_, path)| path)
+    }
+
+    fn options(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let files = [
+            ("--json", &self.json),
+            ("--csv", &self.csv),
+            ("--markdown", &self.markdown),
+            ("--latex", &self.latex),
+            ("--plot", &self.plot),
+            ("--html", &self.html),
+        ];
+        files.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?)))
     }
 
     fn inputs(&self) -> Vec<&Path> {
@@ -156,9 +190,15 @@ impl Outputs {
         if let Some(folder) = &self.out {
             fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
         }
+        let mut written: Vec<PathBuf> = Vec::new();
         let write = |(path, text): (PathBuf, String)| -> Result<PathBuf, Error> {
-            // File names in a folder are known only here.
+            // File names in a folder, and those of several tables, are known only here.
             files::check_distinct(&[&path], &self.inputs())?;
+            if written.iter().any(|other| files::check_distinct(&[&path, other], &[]).is_err()) {
+                let message = format!("cannot write {}: another output of these options has this name", path.display());
+                return Err(Error::Options(format!("{message}\n  help: name another file, or another folder")));
+            }
+            written.push(path.clone());
             files::replace(&path, |file| file.write_all(text.as_bytes()))
                 .map_err(|source| Error::Write { path: path.clone(), source })?;
             Ok(path)
@@ -185,6 +225,17 @@ impl Outputs {
         files.extend(numbered_files(self.plot.as_deref(), self.out.as_deref(), "svg", &report.images()));
         files
     }
+}
+
+/// Whether a file is directly in the folder of `--out`, and has the extension of a format that is written there.
+fn may_be_replaced(path: &Path, folder: &Path) -> bool {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_inside = match (fs::canonicalize(parent), fs::canonicalize(folder)) {
+        (Ok(parent), Ok(folder)) => parent == folder,
+        _ => parent == folder,
+    };
+    let formats = ["json", "csv", "md", "tex", "svg", "html"];
+    is_inside && path.extension().is_some_and(|extension| formats.iter().any(|format| extension == *format))
 }
 
 fn check(path: &Path) -> Result<(), Error> {

@@ -307,3 +307,18 @@ fn unwritable_outputs_are_found_by_check() {
     assert!(under_a_file.check().unwrap_err().to_string().starts_with("cannot create the folder"));
     assert_eq!(std::fs::read(&file).unwrap(), b"old");
 }
+
+#[test]
+fn files_that_another_option_would_replace_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = folder.path().join("all");
+    let outputs = Outputs { out: Some(all.clone()), ..Outputs::default() };
+    let [rows, lines] = ["rows.json", "rows.jsonl"].map(|name| all.join(name));
+    let message = outputs.check_with([("--record", &rows)]).unwrap_err().to_string();
+    assert!(message.starts_with("--record ") && message.contains("in the folder of --out"), "{message}");
+    assert!(!all.exists());
+    outputs.check_with([("--record", &lines)]).unwrap();
+    let same = Outputs { json: Some(rows.clone()), ..Outputs::default() };
+    let message = same.check_with([("--record", &rows)]).unwrap_err().to_string();
+    assert!(message.contains("--json and --record name the same file"), "{message}");
+}

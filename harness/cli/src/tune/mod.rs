@@ -78,7 +78,7 @@ pub fn tune<P: Problem>(problems: &[P], arguments: &Settings, kernels: &Kernels,
         exit_without_cleanup();
     }
     arguments.outputs.expect_no_plot()?;
-    arguments.outputs.check_with(&arguments.export)?;
+    arguments.outputs.check_with(arguments.export.iter().map(|path| ("--export", path)))?;
     let device = open(arguments.device)?;
     let mut table = arguments.export.as_deref().map(|path| read_export(path, &device, kernels)).transpose()?;
     let mut results: Vec<TuneResult> = Vec::new();

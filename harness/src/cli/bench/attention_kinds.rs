@@ -24,8 +24,8 @@ pub struct Kinds {
     #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',', requires = "kinds")]
     seq_lens: Vec<usize>,
     /// With --kinds: number of measured runs. Default: 100, or 5 on the CPU
-    #[arg(long, value_name = "N", requires = "kinds")]
-    runs: Option<usize>,
+    #[arg(long, value_name = "N", requires = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
 }
 
 /// Options of the kernels alone: attention under autograd has one head, the tiles of a launch, and no rows to record.
@@ -212,7 +212,7 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
         }
     }
     let (warmup, default_runs) = if device.is_cpu() { (1, 5) } else { (5, 100) };
-    let runs = arguments.runs.unwrap_or(default_runs).max(1);
+    let runs = arguments.runs.map_or(default_runs, |runs| runs as usize);
     let rows = measure_all(cases, &device, warmup, runs)?;
     Ok(outputs.write(report(&rows, &device_info(&device)?.name, runs), out)?)
 }

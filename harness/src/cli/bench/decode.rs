@@ -76,15 +76,21 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     } else {
         rows.iter().fold(0_usize, |all, &n| all.saturating_add(n))
     };
+    if heads_kv > 0 && !heads_q.is_multiple_of(heads_kv) {
+        return Err(CliError::usage(
+            format!("--heads {heads_q} is not a multiple of --heads-kv {heads_kv}"),
+            "each head of keys and values serves equally many query heads: --heads must be a multiple of --heads-kv",
+        ));
+    }
     let is_too_large = all_rows.saturating_mul(heads_q).max(n_k.saturating_mul(batch)) > MAX_ROWS;
-    if is_too_large || extents.contains(&0) || !heads_q.is_multiple_of(heads_kv) || !(1..=256).contains(&d) {
+    if is_too_large || extents.contains(&0) || !(1..=256).contains(&d) {
         return Err(CliError::usage(
             format!(
                 "no attention of {batch} sequences, {heads_q} query heads, {heads_kv} of keys, {n_q} queries, {n_k} keys, d = {d}"
             ),
             format!(
-                "--batch, --heads, --heads-kv, --n-q, --n-k and some number of --rows must be at least 1, --heads-kv divide \
-                 --heads, and --d be at most 256; queries of all heads, and keys of all sequences, at most {MAX_ROWS}"
+                "--batch, --heads, --heads-kv, --n-q, --n-k and some number of --rows must be at least 1, and --d from 1 \
+                 to 256; queries of all heads, and keys of all sequences, at most {MAX_ROWS}"
             ),
         ));
     }

@@ -105,7 +105,7 @@ impl Common {
     /// Opens the device, and a recorder for the rows of a benchmark.
     fn open(&self, subject: &str) -> Result<(Device, Recorder)> {
         let device = open(self.device)?;
-        self.outputs.check_with(&self.record)?;
+        self.outputs.check_with(self.record.iter().map(|path| ("--record", path)))?;
         let recorder = Recorder::new(&device, self.outputs.commit.as_deref(), self.record.as_deref())?;
         Ok((device, recorder.writing(subject, self.outputs.clone())))
     }

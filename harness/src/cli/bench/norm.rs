@@ -27,8 +27,8 @@ pub struct Arguments {
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
     dtype: String,
     /// Number of measured runs. Default: 100, or 5 on the CPU
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device::parse)]
     device: Option<DeviceArg>,
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let device = model_device(arguments.device)?;
     let (rows, runs) = if device.is_cpu() { (2000, 5) } else { (50_000, 100) };
-    let (rows, runs) = (arguments.rows.unwrap_or(rows), arguments.runs.unwrap_or(runs).max(1));
+    let (rows, runs) = (arguments.rows.unwrap_or(rows), arguments.runs.map_or(runs, |runs| runs as usize));
     if rows == 0 || arguments.d.contains(&0) {
         return Err(CliError::usage("rows of this shape are empty", "--rows and --d must be at least 1"));
     }

@@ -139,7 +139,12 @@ impl Row {
         [self.kernel.clone(), shape.trim_end().to_string(), self.dtype.clone(), tiles]
     }
 
-    fn cells(&self) -> [Cell; 12] {
+    /// The first line of the error, if there is no time.
+    fn reason(&self) -> Option<&str> {
+        self.failed.as_deref().map(|why| why.lines().next().unwrap_or_default())
+    }
+
+    fn cells(&self, with_reason: bool) -> [Cell; 13] {
         let [kernel, shape, dtype, tiles] = self.words();
         // A single run has no percentiles.
         let spread = |ms: Option<f64>| Cell::from(ms.filter(|_| self.n > Some(1)));
@@ -156,6 +161,7 @@ impl Row {
             Cell::from(self.gbps),
             Cell::from(self.fraction.map(|fraction| 100.0 * fraction)),
             Cell::from(self.error),
+            Cell::from(self.reason().filter(|_| with_reason)),
         ]
     }
 }
@@ -242,8 +248,9 @@ impl Recorder {
     pub fn finish(self, out: &mut dyn Write) -> Result<()> {
         let driver = self.driver.as_ref().map(|driver| format!(", driver for CUDA {driver}")).unwrap_or_default();
         writeln!(out, "{}{driver}", self.device)?;
-        let table = self.table();
-        writeln!(out, "{}", table.to_text())?;
+        // Reasons are long: they are printed below the table.
+        writeln!(out, "{}", self.table(false).to_text())?;
+        let table = self.table(true);
         let report = Report::new(&self.subject, &table.title.clone()).table(table).plot(self.plot());
         if self.outputs.any() {
             for path in self.outputs.write_files(&self.outputs.with_machine(report))? {
@@ -251,9 +258,8 @@ impl Recorder {
             }
         }
         for row in &self.rows {
-            if let Some(why) = &row.failed {
-                let words = row.words().join(" ");
-                writeln!(out, "{}: {}", words.trim_end(), why.lines().next().unwrap_or_default())?;
+            if let Some(why) = row.reason() {
+                writeln!(out, "{}: {why}", row.words().join(" ").trim_end())?;
             }
         }
         match self.failures {
@@ -262,7 +268,7 @@ impl Recorder {
         }
     }
 
-    fn table(&self) -> Table {
+    fn table(&self, with_reasons: bool) -> Table {
         let ms = |name: &str| Column::number(name).unit("ms");
         let columns = [
             Column::text("kernel"),
@@ -277,10 +283,11 @@ impl Recorder {
             Column::number("rate").unit("GB/s").significant(3),
             Column::number("of copy bandwidth").unit("%").decimals(0),
             Column::number("error").significant(2),
+            Column::text("failed"),
         ];
         let mut table = Table::new(&self.subject, "Measurements", columns);
         for row in &self.rows {
-            table.push(row.cells());
+            table.push(row.cells(with_reasons));
         }
         table.without_empty_columns()
     }
@@ -319,7 +326,11 @@ mod tests {
         assert!(matches!(accept("o", f64::NAN, 1.0), Err(BenchError::WrongResult(why)) if why.contains("NaN")));
         let wrong: Measured = accept("o", 2.0, 1.0).map(|error| (timing(), error));
         let cannot: Measured = Err(BenchError::Unsupported("too much shared memory".to_string()));
-        let mut recorder = Recorder::new(&Device::cpu(), Some("abc"), None).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let [json, csv] = ["t.json", "t.csv"].map(|name| folder.path().join(name));
+        let outputs = Outputs { json: Some(json.clone()), csv: Some(csv.clone()), ..Outputs::default() };
+        let recorder = Recorder::new(&Device::cpu(), Some("abc"), None).unwrap();
+        let mut recorder = recorder.writing("tiles", outputs);
         recorder.push_choice(Row::new("a", &[], "f32").measured(&cannot, Work::None), &cannot).unwrap();
         let row = Row::new("b", &[], "f32").measured(&wrong, Work::Flop(1.0));
         assert!(row.median_ms.is_none() && row.tflops.is_none());
@@ -329,5 +340,8 @@ mod tests {
         assert!(error.contains("1 of 2"), "{error}");
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("too much shared memory") && text.contains("wrong result"), "{text}");
+        let table: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+        assert_eq!(table["tables"][0]["rows"][0]["failed"], "too much shared memory");
+        assert!(std::fs::read_to_string(csv).unwrap().contains("too much shared memory"));
     }
 }

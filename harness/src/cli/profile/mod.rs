@@ -61,7 +61,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    arguments.outputs.check_with(arguments.trace.iter().chain(&arguments.flame_graph))?;
+    let files = [("--trace", &arguments.trace), ("--flame-graph", &arguments.flame_graph)];
+    arguments.outputs.check_with(files.into_iter().filter_map(|(option, path)| Some((option, path.as_ref()?))))?;
     let (report, chrome, flame_graph) = if ranks::is_multi_rank(arguments)? {
         let Some(found) = ranks::profile(arguments)? else { return Ok(()) };
         (found.report, found.trace.to_string(), found.flame_graph)
