@@ -51,6 +51,8 @@ examples: setup
 	cargo build -p tilewright --examples
 	@set -e; for file in examples/*.rs; do cargo run --quiet -p tilewright --example "$$(basename "$$file" .rs)"; done
 
+# One test more at a time than there are CPUs: ranks and processes wait for each other.
+test: export RUST_TEST_THREADS ?= $(shell echo $$(($$(nproc) + 1)))
 test: setup cuda-tools browser
 	@if [ -x "$(PTXAS)" ]; then export TILEWRIGHT_PTXAS="$(PTXAS)"; fi; \
 	set -x; cargo test --workspace
