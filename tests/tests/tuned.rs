@@ -2,6 +2,7 @@
 //! serialize wgmma in `ptxas`.
 
 use rayon::prelude::*;
+use std::collections::HashSet;
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem};
 use tilewright::kernels::AUTOTUNED;
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
@@ -100,7 +101,7 @@ fn read_key(key: &str) -> AttentionKey {
     AttentionKey { dtype, d, causal, precision, splits }
 }
 
-/// The variants of the tables, and the defaults of these types and head dimensions.
+/// The variants of the tables, and the defaults of these types and head dimensions, each once: keys differ in sizes, too.
 fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
     let mut variants = Vec::new();
     for autotune in attention_kernels() {
@@ -113,6 +114,8 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
         }
     }
     variants.extend(defaults(dtypes, dims, arch));
+    let mut seen = HashSet::new();
+    variants.retain(|variant| seen.insert((variant.what(), variant.precision.name())));
     variants
 }
 
