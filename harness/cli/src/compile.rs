@@ -464,13 +464,14 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
     let mut files = Vec::new();
     for &kind in emit {
         let name = format!("{}.{}", request.def.name, kind.extension());
-        if request.options.loops.is_some() && std::fs::read_to_string(dir.join(&name)).ok() == request.options.loops {
+        let path = dir.join(&name);
+        if request.options.loops.is_some() && std::fs::read_to_string(&path).ok() == request.options.loops {
             return Err(CliError::usage(
-                format!("cannot write {}: it has the schedules that --loops gives", dir.join(&name).display()),
+                format!("cannot write {}: it has the schedules that --loops gives", path.display()),
                 "choose another folder with -o, or rename the file",
             ));
         }
-        write(&dir.join(&name), &compiled.bytes(kind, &request.target)?)?;
+        write(&path, &compiled.bytes(kind, &request.target)?)?;
         files.push((kind.name(), name));
     }
     let path = dir.join("manifest.json");

@@ -116,7 +116,8 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         let (missed, all) = (job.unwritten(name, tensor), tensor.bytes.len() / tensor.dtype.bytes());
         if missed > 0 {
             terminal::print_stderr(format_args!(
-                "warning: {missed} of the {all} elements of output `{name}` are what memory has that no program wrote, NaN: {}",
+                "warning: {missed} of the {all} elements of output `{name}` are what memory has that no program wrote, \
+                 NaN: {}",
                 match missed == all {
                     true => "these constants may have no use for it".to_string(),
                     false => format!("the grid ({x}, {y}, {z}) may be too small, or the shape of the output too large"),
@@ -296,7 +297,8 @@ impl Job {
                 if extent > 1 && given != row_major {
                     return Err(CliError::usage(
                         format!(
-                            "`{stride}` is {given}: output `{name}` is written to a file in row-major order, where it is {row_major}"
+                            "`{stride}` is {given}: output `{name}` is written to a file in row-major order, where it \
+                             is {row_major}"
                         ),
                         "only inputs can have other strides; omit --arg",
                     ));

@@ -168,14 +168,15 @@ fn dense_tiles(pass: Pass, problem: &Problem) -> Option<Tiles> {
     let mma_sync = problem.is_gpu() && !hopper && bytes == 2;
     let tf32x3 = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
     let sub_wave: Option<bool> = problem.get("sub_wave");
-    match (sub_wave, &problem.target) {
-        // TMA loads rows of a multiple of 16 bytes. Wide tiles that are loaded otherwise spill.
-        (Some(_), Target::Nvptx(arch)) if bytes <= 2 && d_tile(d) > 128 && !has_whole_rows(problem) => {
-            Some(mma_sync_tiles(pass, d, *arch))
-        }
-        _ => None,
+    // TMA loads rows of a multiple of 16 bytes. Wide tiles that are loaded otherwise spill.
+    if let Target::Nvptx(arch) = problem.target
+        && bytes <= 2
+        && d_tile(d) > 128
+        && !has_whole_rows(problem)
+    {
+        return Some(mma_sync_tiles(pass, d, arch));
     }
-    .or_else(|| match sub_wave {
+    match sub_wave {
         Some(false) if hopper && tf32x3 => wgmma_f32_tiles(pass, d),
         Some(true) if hopper && bytes <= 2 => Some(sub_wave_tiles(pass, d)),
         Some(true) if problem.is_gpu() && bytes <= 2 && d_tile(d) <= 64 => Some(Tiles::new(64, 64, 4, 2)),
@@ -193,7 +194,7 @@ fn dense_tiles(pass: Pass, problem: &Problem) -> Option<Tiles> {
             Some(Tiles::new(128, 32, 4, 2))
         }
         _ => None,
-    })
+    }
 }
 
 fn keys_of(problem: &Problem) -> Keys {

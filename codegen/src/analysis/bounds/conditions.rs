@@ -46,20 +46,13 @@ impl Footprint {
         let assumed = self.conditions().map(|(condition, is_always_reached, loc)| {
             text(self.intervals.condition(condition, names, MAX_DEPTH), is_always_reached, loc)
         });
-        let of_loop = |Precondition { kind, when, loc }: &Precondition| match kind {
-            PreconditionKind::Loop(bounds) => {
-                let step = self.intervals.number_text(bounds.launch_step()?, names, MAX_DEPTH);
-                Some(text(format!("{step} > 0"), when.is_empty(), loc))
-            }
-            _ => None,
-        };
-        let is_known = |precondition: &&Precondition| match &precondition.kind {
-            PreconditionKind::Loop(bounds) => {
-                bounds.launch_step().is_some_and(|step| matches!(self.intervals.nodes[step as usize], Node::Known(_)))
-            }
-            _ => false,
-        };
-        let loops = self.intervals.preconditions.iter().filter(|p| !is_known(p)).filter_map(of_loop);
+        let loops = self.intervals.preconditions.iter().filter_map(|Precondition { kind, when, loc }| {
+            let PreconditionKind::Loop(bounds) = kind else { return None };
+            let step = bounds.launch_step()?;
+            let is_known = matches!(self.intervals.nodes[step as usize], Node::Known(_));
+            let condition = format!("{} > 0", self.intervals.number_text(step, names, MAX_DEPTH));
+            (!is_known).then(|| text(condition, when.is_empty(), loc))
+        });
         assumed.chain(loops).collect()
     }
 

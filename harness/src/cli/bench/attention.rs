@@ -146,7 +146,8 @@ impl Arguments {
             None => Ok(()),
             Some((option, _)) => Err(CliError::usage(
                 format!("--dtype f8… with {option}"),
-                "8-bit floats are measured in the forward pass alone, of values as wide as keys, without modifiers, with --fwd-tiles",
+                "8-bit floats are measured in the forward pass alone, of values as wide as keys, without modifiers, \
+                 with --fwd-tiles",
             )),
         }
     }

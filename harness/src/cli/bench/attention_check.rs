@@ -450,6 +450,21 @@ mod tests {
         }
     }
 
+    /// What a launch took is found by its key, with modifiers and another head dimension of values, too.
+    #[test]
+    fn the_tiles_of_launches_are_found() {
+        for (window, d_v) in [(None, 16), (Some(9), 24)] {
+            let modifiers = reference::Modifiers { window, ..Default::default() };
+            let problem = Problem { d_v, modifiers, ..problem(70, true) };
+            let device = Device::cpu();
+            let mut a = Attention::<f32>::new(&device, problem).unwrap();
+            a.forward(&Options::new(true)).unwrap();
+            a.backward(&Options { backward: Backward::TwoPass, ..Options::new(true) }).unwrap();
+            let taken = super::super::tiles::taken::<f32>(&problem, a.modifier_names(), None, &device, false);
+            assert!(taken.iter().all(Option::is_some), "{window:?}: {taken:?}");
+        }
+    }
+
     #[test]
     fn small_problem_keeps_the_tile_remainder() {
         for (n, smaller) in [(16384, 512), (16385, 513), (1000, 1000), (4097, 513), (1, 1)] {

@@ -7,14 +7,16 @@
 //! compute tile after tile. The older words `turns` (pingpong) and `bulk` (tma) are accepted too.
 
 use tilewright::Device;
-use tilewright::autotune::{self, Choice};
+use tilewright::autotune::{self, Autotune, Choice};
+use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::Precision;
+use tilewright::codegen::lang::kernel::{ConstValue, Constexpr, GenericDef};
 use tilewright::codegen::target::Schedule;
-use tilewright::kernels::attention::config::{Pass, is_sub_wave};
+use tilewright::kernels::attention::config::Pass;
 use tilewright::kernels::attention::reference::Problem;
 use tilewright::kernels::attention::{Backward, Tiles};
 
-use tilewright::kernels::OperandElement;
+use tilewright::kernels::{AUTOTUNED, OperandElement};
 use tilewright::prelude::Dtype;
 
 /// The options that say how the backward pass computes dQ.
@@ -60,23 +62,40 @@ pub fn taken<T: OperandElement>(
         (4, false) => precision.unwrap_or(Precision::Ieee),
         _ => Precision::Ieee,
     };
-    let Problem { batch, heads_q, n_q, n_k, d, d_v, causal, .. } = *problem;
-    let bucket = |n: usize| autotune::size_bucket(n as i64);
-    let (rows, keys) = (bucket(n_q), bucket(n_k));
-    // Partial results of splits are f32. The key of the dK/dV kernel also has the mode of dQ.
-    let (dtype, result) = (<T as Dtype>::dtype(), <T::Result as Dtype>::dtype());
-    let key = format!(
-        "T={dtype},R={result},R=f32,C={dtype},d={d},d_v={d_v},causal={causal},mask={mask},score={score},keys=Tensor,\
-         precision={},n_q<={rows},rows<={rows},few_rows={},n_k<={keys},most_keys<={keys},sub_wave={},one_pass={one_pass}",
-        precision.name(),
-        n_q <= 16,
-        is_sub_wave([batch, heads_q], n_q),
-    );
-    let is_for_this = |choice: &Choice| choice.key.split(',').all(|word| key.split(',').any(|mine| mine == word));
+    let int = |n: usize| ConstValue::Int(n as i64);
+    let value = |name: &str| match name {
+        "batch" => Some(int(problem.batch)),
+        "heads" => Some(int(problem.heads_q)),
+        "heads_kv" => Some(int(problem.heads_kv)),
+        "n_q" => Some(int(problem.n_q)),
+        "n_k" => Some(int(problem.n_k)),
+        "d" => Some(int(problem.d)),
+        "d_v" => Some(int(problem.d_v)),
+        "causal" => Some(ConstValue::Bool(problem.causal)),
+        "one_pass" => Some(ConstValue::Bool(one_pass)),
+        "precision" => Some(precision.to_const()),
+        "mask" => Some(ConstValue::Variant(mask.to_string())),
+        "score" => Some(ConstValue::Variant(score.to_string())),
+        _ => None,
+    };
+    // Partial results of splits are f32.
+    let (dtype, results) = (<T as Dtype>::dtype(), [<T::Result as Dtype>::dtype(), DType::F32]);
+    let key = |autotune: &Autotune, result: DType| {
+        let def = autotune.def;
+        let of = |generic: &GenericDef| if generic.name == "R" { result } else { dtype };
+        let dtypes: Vec<DType> = def.generics.iter().map(of).collect();
+        let known =
+            |name: &'static str| value(name).or_else(|| def.is_absent(name, value).then_some(ConstValue::Int(0)));
+        let parts = autotune.key_of(&dtypes, &known).ok()?;
+        Some(autotune::Problem { target: device.target(), def, dtypes: &dtypes, parts }.key())
+    };
     let choices = autotune::current_choices();
     ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"].map(|kernel| {
-        let choice = choices.iter().find(|choice| choice.kernel == kernel && is_for_this(choice))?;
-        Tiles::of(&choice.config)
+        let autotune = AUTOTUNED.iter().find(|autotune| autotune.def.name == kernel)?;
+        let keys = results.map(|result| key(autotune, result));
+        let is_for_this =
+            |choice: &Choice| choice.kernel == kernel && keys.iter().flatten().any(|key| *key == choice.key);
+        Tiles::of(&choices.iter().find(|choice| is_for_this(choice))?.config)
     })
 }
 
