@@ -408,4 +408,6 @@ fn caches_and_modifiers_have_defaults_of_their_own() {
     let packed = [&cache[..], &[("row_starts_given", yes)]].concat();
     assert_eq!(with(&packed, &[("n_q", 1500), ("num_starts", 1001)]).q_tile, 16);
     assert_eq!(with(&packed, &[("n_q", 4000), ("num_starts", 2)]).q_tile, 128);
+    // Without a number of sequences, they have many queries.
+    assert_eq!(with(&packed, &[]).q_tile, 128);
 }

@@ -602,6 +602,13 @@ impl KernelDef {
         self.dims.contains(&dim) && self.tensors.iter().filter(has).all(|t| self.is_left_out(t.name, &constant))
     }
 
+    /// Whether only optional tensors, `x: Option<…>`, have this extent.
+    pub fn is_of_optional(&self, dim: &str) -> bool {
+        let has = |tensor: &&TensorDef| tensor.dims.iter().any(|&at| self.dims[at] == dim);
+        let is_optional = |name: &str| self.params.iter().any(|p| p.name.strip_suffix("_given") == Some(name));
+        self.dims.contains(&dim) && self.tensors.iter().filter(has).all(|t| is_optional(t.name))
+    }
+
     /// The constants that `#[heuristic(…)]` gives, in order, except for those that `values` has and those that depend on values
     /// that are not known.
     pub fn heuristics(&self, values: &Lookup<'_>) -> Vec<(&'static str, ConstValue)> {

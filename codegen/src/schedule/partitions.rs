@@ -117,8 +117,8 @@ fn no_tma(arch: GpuArch) -> String {
 }
 
 impl Plan {
-    /// Chooses the loads of a producer; `None` where neither options nor hints ask for warp specialization. Notes which of them
-    /// TMA does not perform.
+    /// Chooses the loads of a producer; `None` where neither options nor hints ask for warp specialization. Notes which of
+    /// them TMA does not perform, and where shared memory permits fewer stages than are requested.
     ///
     /// # Errors
     /// The reason why a kernel that asks for it is not specialized.
@@ -187,7 +187,26 @@ impl Plan {
                 (plan, blocks) = (whole, more);
             }
         }
+        if let Some((region, _)) = blocks.first()
+            && let Some(id) = func.owner(*region)
+            && plan.stages < stages
+        {
+            notes.push(plan.note_of_stages(func, id, arch, stages));
+        }
         Ok(Some(plan))
+    }
+
+    /// Why a loop has fewer stages than are requested.
+    fn note_of_stages(&self, func: &Func, id: OpId, arch: GpuArch, requested: u32) -> String {
+        let (fixed, rings) = self.shared_bytes(func);
+        format!(
+            "the loop at {} has {} of the {requested} pipeline stages that are requested: a stage takes {rings} bytes of \
+             shared memory in addition to {fixed} bytes, and a block of {} has {}",
+            func.op(id).loc,
+            self.stages,
+            arch.name(),
+            arch.max_shared_bytes()
+        )
     }
 
     /// A plan with at most `stages` buffers per ring, as shared memory permits.

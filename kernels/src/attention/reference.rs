@@ -224,6 +224,39 @@ impl Problem {
         dq
     }
 
+    /// A bound on the norm of the error of [`Problem::one_row_gradient`], as of [`backward_errors`].
+    pub fn one_row_gradient_error(
+        &self,
+        at: [usize; 2],
+        [q, o, d_o]: [&[f64]; 3],
+        [k, v]: [&[f64]; 2],
+        unit: f64,
+    ) -> f64 {
+        if self.modifiers.softcap.is_none() {
+            return 0.0;
+        }
+        let mut squares = 0.0_f64;
+        let delta = Some(inner(self.d_v, o, d_o));
+        self.for_each_gradient(at, [q, k, v, d_o], Offsets::default(), delta, |j, [_, d_modified], _| {
+            let k = &k[j * self.d..];
+            squares += self.ds_error([q, k], d_modified, unit).powi(2) * inner(self.d, k, k);
+        });
+        squares.sqrt()
+    }
+
+    /// A bound on the error of scale · dS of a row of q and a key, with the gradient of the modified score, as of
+    /// [`backward_errors`].
+    pub fn ds_error(&self, [q, k]: [&[f64]; 2], d_modified: f64, unit: f64) -> f64 {
+        let Some(cap) = self.modifiers.softcap else { return 0.0 };
+        let norm = |x: &[f64]| inner(self.d, x, x).sqrt();
+        let error = unit * self.scale.abs() * norm(q) * norm(k);
+        let distance = (self.scale * inner(self.d, q, k)).abs();
+        // The derivative is largest at a score of 0.
+        let derivative = |s: f64| 1.0 - (s / cap).tanh().powi(2);
+        let [least, exact, most] = [distance + error, distance, (distance - error).max(0.0)].map(derivative);
+        (self.scale * d_modified).abs() * ((most - exact).max(exact - least) + 2.0 * f64::from(f32::EPSILON))
+    }
+
     /// Calls `f` for each key that a row sees, with scale · dS and the gradient of the modified score, where dS is that of the score, and
     /// with P. `delta` is D, that of the exact O by default. Returns the gradient of the sink.
     fn for_each_gradient(
@@ -317,4 +350,22 @@ pub fn backward(p: &Problem, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64]) -> Gr
         });
     });
     g
+}
+
+/// Bounds on the norms of the errors of dQ and dK ([`backward`]) that come from rounded scores; 0 without a softcap c. Its
+/// derivative 1 − tanh²(s / c), computed in f32 from a score with an absolute error of `unit` · scale · ‖q‖ · ‖k‖, has an
+/// error that grows as c becomes smaller.
+pub fn backward_errors(p: &Problem, q: &[f64], k: &[f64], v: &[f64], d_o: &[f64], unit: f64) -> [f64; 2] {
+    let mut squares = [0.0_f64; 2];
+    if p.modifiers.softcap.is_some() {
+        p.for_each_row(|_, row, at| {
+            p.for_each_gradient(row, [q, k, v, d_o], at, None, |j, [_, d_modified], _| {
+                let (q, k) = (&q[at.q..], &k[at.k + j * p.d..]);
+                let square = p.ds_error([q, k], d_modified, unit).powi(2);
+                squares[0] += square * inner(p.d, k, k);
+                squares[1] += square * inner(p.d, q, q);
+            });
+        });
+    }
+    squares.map(f64::sqrt)
 }

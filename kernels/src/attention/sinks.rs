@@ -39,8 +39,8 @@ pub fn flash_attention_bwd_sinks<T: Float>(
     let lse_block = row_block(lse + row_offset(head, batch, n_q), first_row, n_q, q_tile);
     let lt = load(lse_block, boundary_check = [0], padding = zero);
     let sink = load(sinks.block([head], [1]), boundary_check = [0], padding = zero);
-    // Beyond the end D is 0, and L, which is at least the sink elsewhere, may be less.
-    let p = exp(minimum(sink - lt, 0.0, propagate_nan = true));
+    // Beyond the end D is 0, and L, which is at least the sink elsewhere, may be less. A row without keys and sink has an L of −∞.
+    let p = where_(lt == f32::NEG_INFINITY, 0.0, exp(minimum(sink - lt, 0.0, propagate_nan = true)));
     let total = sum(p * sum(ot * grad_o, axis = 1), axis = 0, keep_dims = true);
     let sum_block = sums.block([batch * num_programs(0) + tile, head], [1, 1]);
     store(sum_block, -total.expand_dims(0), boundary_check = [0, 1]);

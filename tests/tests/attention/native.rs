@@ -339,3 +339,29 @@ fn large_biases_of_partial_tiles() {
         }
     }
 }
+
+/// A head without a sink has one of −∞. Rows that see no key add nothing to its gradient.
+#[test]
+fn sinks_of_minus_infinity() {
+    let device = Device::cpu();
+    let (heads, n_q, n_k, d) = (2, 5, 3, 16);
+    let numbers = |n: usize| (0..n).map(|i| ((i * 37 % 101) as f32 / 50.0) - 1.0).collect::<Vec<_>>();
+    let buffer = |n: usize| Buffer::from_slice(&device, &numbers(n)).unwrap();
+    let (q, k, d_o) = (buffer(heads * n_q * d), buffer(heads * n_k * d), buffer(heads * n_q * d));
+    let sinks = Buffer::from_slice(&device, &[f32::NEG_INFINITY, 0.5]).unwrap();
+    let options = Options { sinks: Some(sinks.view()), ..Options::new(true) };
+    let [q, k, d_o] = [(&q, n_q), (&k, n_k), (&d_o, n_q)].map(|(x, n)| x.tensor([1, heads, n, d]).unwrap());
+    let (o, lse) = attention::forward(&device, q, k, k, &options).unwrap();
+    assert!(lse.to_vec().unwrap()[..n_q - n_k].iter().all(|l| *l == f32::NEG_INFINITY), "rows without keys");
+    let o = o.tensor([1, heads, n_q, d]).unwrap();
+    let found = attention::sink_gradients(&device, sinks.view(), o, lse.view(), d_o).unwrap().to_vec().unwrap();
+    assert_eq!(found[0], 0.0);
+    // −Σ exp(s − L) · (dO · O).
+    let (o, d_o, lse) = (o.view().to_vec().unwrap(), d_o.view().to_vec().unwrap(), lse.to_vec().unwrap());
+    let of_row = |row: usize| {
+        let dot: f32 = (row * d..(row + 1) * d).map(|i| o[i] * d_o[i]).sum();
+        -(0.5 - lse[row]).exp() * dot
+    };
+    let want: f32 = (n_q..2 * n_q).map(of_row).sum();
+    assert!((found[1] - want).abs() < 1e-5 && want.abs() > 1e-3, "{} {want}", found[1]);
+}

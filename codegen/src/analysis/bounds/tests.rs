@@ -1,7 +1,7 @@
 //! Footprints of small kernels, compared with the elements that they touch.
 
 use super::*;
-use crate::ir::Op;
+use crate::ir::{Arg, Op};
 use crate::pipeline::footprint;
 use crate::text::parse;
 
@@ -594,9 +594,24 @@ fn conditions_are_printed_and_decided_for_all_launches() {
     let both = "%c = cmp_gt %n, %zero : bool\n  %d = cmp_lt %n, %one : bool\n  %a = and %c, %d : bool\n  assume %a";
     let listed = of(both).assumed_conditions(&names).concat();
     assert!(listed.starts_with("(n > 0) && (n < 1) ("), "{listed}");
-    assert_eq!(of(sixteen).false_assumption(&names), None);
-    assert!(of("%c = cmp_gt %zero, %one : bool\n  assume %c").false_assumption(&names).is_some());
+    let args = names.map(|name| Arg { name: name.into(), divisible_by: 1, equal_to: None });
+    assert_eq!(of(sixteen).false_assumption(&args), None);
+    assert!(of("%c = cmp_gt %zero, %one : bool\n  assume %c").false_assumption(&args).is_some());
     let text = at(&format!("{sixteen}\n  %k = mul %n, %zero : i32"));
     let with = |n: i32| footprint(&parse(&text.replace("%n: i32", &format!("%n: i32 {{equal_to = {n}}}"))).unwrap());
-    assert!(with(5).false_assumption(&names).is_some() && with(32).false_assumption(&names).is_none());
+    assert!(with(5).false_assumption(&args).is_some() && with(32).false_assumption(&args).is_none());
+    let is_false = |body: &str, divisible_by: u64, equal_to: Option<i64>| {
+        let [p, n, w] = args.clone();
+        of(body).false_assumption(&[p, Arg { divisible_by, equal_to, ..n }, w]).is_some()
+    };
+    assert!(is_false(sixteen, 1, Some(5)) && !is_false(sixteen, 1, Some(32)));
+    // 4 · n + 1 is 7 for no n, and is 9 only for n = 2.
+    let sum = |of_sum: i32| {
+        format!(
+            "%f = constant {{value = 4}} : i32\n  %e = constant {{value = {of_sum}}} : i32\n  \
+             %m = mul %n, %f : i32\n  %s = add %m, %one : i32\n  %c = cmp_eq %s, %e : bool\n  assume %c"
+        )
+    };
+    assert!(is_false(&sum(7), 1, None) && !is_false(&sum(9), 1, None));
+    assert!(!is_false(&sum(9), 2, None) && is_false(&sum(9), 4, None) && is_false(&sum(9), 1, Some(3)));
 }
