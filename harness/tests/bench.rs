@@ -100,6 +100,15 @@ fn decoding_is_checked_and_timed_in_pages_and_without() {
         assert_eq!((&row["case"], &row["shape"]), (&Value::from(case), &serde_json::json!([2, 6, 2, 40, 16])));
         assert!(row["error"].as_f64().is_some_and(|error| error < 1e-5) && row["gbps"].is_f64(), "{row}");
     }
+    let (_, wide) = self::rows("decode-v", &[&shape[..], &["--page", "0,7", "--head-dim-v", "24"]].concat());
+    assert_eq!(kernels(&wide), ["attention_decode"; 2]);
+    for (row, case) in wide.iter().zip(["2 key/value heads, rows, d_v=24", "2 key/value heads, pages of 7, d_v=24"]) {
+        assert_eq!((&row["case"], &row["shape"]), (&Value::from(case), &serde_json::json!([2, 6, 2, 40, 16])));
+        assert!(row["error"].as_f64().is_some_and(|error| error < 1e-5), "{row}");
+        // The keys and values of 2 sequences and 2 heads, in f32.
+        let [gbps, ms] = ["gbps", "median_ms"].map(|key| row[key].as_f64().unwrap());
+        assert!((gbps * ms * 1e6 / f64::from(2 * 2 * 40 * (16 + 24) * 4) - 1.0).abs() < 1e-6, "{row}");
+    }
     let refused = bench(&["decode", "--heads", "6", "--heads-kv", "4"]);
     assert!(
         refused.status.code() == Some(2)

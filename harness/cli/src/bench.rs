@@ -83,11 +83,12 @@ struct Row {
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let Arguments { launch, record, inputs: Inputs { input, .. }, .. } = arguments;
-    arguments.outputs.expect_no_plot()?;
-    let recorded = record.iter().map(|path| ("--record", path));
-    arguments.outputs.protecting_inputs(input).check_with(recorded)?;
+    let outputs = arguments.outputs.protecting_inputs(input.iter().chain(arguments.options.table()));
+    outputs.expect_no_plot()?;
+    outputs.check_with(record.iter().map(|path| ("--record", path)))?;
     let def = kernels.find(&launch.kernel)?;
     let device = device::open(arguments.device)?;
+    arguments.options.use_table(def, &device.target())?;
     let tensors = || arguments.inputs.tensors(def, &launch.dtype);
     let mut jobs = Vec::new();
     for variant in std::iter::once(None).chain(arguments.against.iter().map(Some)) {
@@ -128,7 +129,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
             Cell::from(row.gbps),
         ]);
     }
-    arguments.outputs.protecting_inputs(input).write(Report::new("bench", &title).table(table), out)?;
+    outputs.write(Report::new("bench", &title).table(table), out)?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
 use tilewright_codegen::target::Target;
-use tilewright_runtime::autotune::{Autotune, Config, Source};
+use tilewright_runtime::autotune::{self, Autotune, Config, Source};
 use tilewright_runtime::{Error, terminal};
 
 use crate::{CliError, Result};
@@ -14,7 +14,9 @@ pub const PROGRAMS: &str = "programs";
 /// Returns `introduction` and all names, after `did you mean …` if one of the names is similar to `wrong`.
 pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
     let score = |name: &str| {
-        let contained = if name.contains(wrong) || wrong.contains(name) { 0.8 } else { 0.0 };
+        // Every name contains an empty one.
+        let contained = !wrong.is_empty() && (name.contains(wrong) || wrong.contains(name));
+        let contained = if contained { 0.8 } else { 0.0 };
         strsim::jaro_winkler(wrong, name).max(contained)
     };
     let best = names.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
@@ -178,18 +180,38 @@ pub fn configuration_for(
     constant: &dyn Fn(&str) -> Option<ConstValue>,
     size: &dyn Fn(&str) -> Option<i64>,
 ) -> Result<(Config, Source)> {
-    autotune.configuration_for(target, dtypes, constant, size).map_err(|error| match error {
+    let found = autotune.configuration_for(target, dtypes, constant, size).map_err(|error| match error {
         Error::NoConstant { kernel, name } => CliError::usage(
             format!("kernel `{kernel}` needs a value for {name}, on which its configurations depend"),
             format!("--set {name}=…"),
         ),
         error => error.into(),
-    })
+    })?;
+    expect_table(Some(found.1))?;
+    Ok(found)
+}
+
+/// Checks that a configuration is of the table of `--table`, if that is given. Without a `source`, there is no need of a
+/// configuration.
+///
+/// # Errors
+/// The table is given in vain.
+pub fn expect_table(source: Option<Source>) -> Result<()> {
+    match source {
+        _ if !autotune::has_table() => Ok(()),
+        Some(Source::Given) => Ok(()),
+        Some(_) => Err(CliError::usage(
+            "--table is unused: it has no entry for these types, constants and sizes",
+            "give the sizes of an entry with --size, add one with `tune --export`, or omit it",
+        )),
+        None => Err(CliError::usage("--table is unused: all constants are given", "omit it, or some constants")),
+    }
 }
 
 /// The origin of a configuration in words.
 pub fn origin(source: Source) -> &'static str {
     match source {
+        Source::Given => "the table of --table",
         Source::Embedded => "the embedded code",
         Source::Measured => "the configuration that was measured here",
         Source::Shipped => "the configuration that ships",
@@ -365,7 +387,9 @@ mod tests {
         let names = ["softmax", "matmul", "weighted_sum_fwd"];
         assert!(suggest("softmaks", &names, "there are").contains("did you mean `softmax`?"));
         assert!(suggest("weighted_sum", &names, "there are").contains("did you mean `weighted_sum_fwd`?"));
-        assert_eq!(suggest("zzz", &names, "there are"), "there are softmax, matmul, weighted_sum_fwd");
+        for unlike in ["zzz", ""] {
+            assert_eq!(suggest(unlike, &names, "there are"), "there are softmax, matmul, weighted_sum_fwd");
+        }
         assert_eq!(suggest("zzz", &[], "there are"), "there are none");
     }
 

@@ -46,10 +46,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let Arguments { launch, inputs, output, block, device, options } = arguments;
     let def = kernels.find(&launch.kernel)?;
-    files::check_distinct(&[output.as_path()], &inputs.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
+    let read: Vec<&Path> = inputs.input.iter().chain(options.table()).map(PathBuf::as_path).collect();
+    files::check_distinct(&[output.as_path()], &read)?;
     files::check_writable(output).map_err(|error| CliError::file("write", output, error))?;
     let device = device::open(*device)?;
     check_device(&device)?;
+    options.use_table(def, &device.target())?;
     let tensors = || inputs.tensors(def, &launch.dtype);
     let (job, base) = Plan::new(kernels, launch, &launch.set, &tensors)?.on(&device)?;
     let config = job.config(&options.over(base))?;
@@ -243,6 +245,7 @@ impl Recording {
             dtypes: choose::dtypes(def, &self.types)?,
             constants: choose::constants(def, &self.constants)?,
             specialization: self.assumptions.clone(),
+            sizes: Vec::new(),
             target: Target::Nvptx(arch),
             options: self.options.clone(),
         })

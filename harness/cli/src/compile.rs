@@ -15,7 +15,7 @@ use tilewright_codegen::schedule::given;
 use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright_codegen::text;
-use tilewright_runtime::autotune::{Autotune, Config};
+use tilewright_runtime::autotune::{self, Autotune, Config, Table};
 use tilewright_runtime::env::Env;
 use tilewright_runtime::kernel::compile_error;
 use tilewright_runtime::precompiled::{self, Document};
@@ -42,7 +42,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME%N|NAME=N|dense,…")]
     assume: Vec<String>,
     /// Usual values of arguments that the shipped or measured configuration depends on, where it gives the constants
-    /// that are not given: `rows=4096`. Default: 16384
+    /// that are not given: `rows=4096`. Default: 16384, or 64 for an extent that only optional tensors have
     #[arg(long, value_name = "NAME=N,…")]
     size: Vec<String>,
     #[command(flatten)]
@@ -80,6 +80,9 @@ pub struct Options {
     /// `explain`)
     #[arg(long, value_name = "SCHEDULES|@FILE", value_parser = loop_schedules)]
     loops: Option<String>,
+    /// Take constants and options that are not given from this table, which `tilewright tune --export` wrote
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
     /// Compile without `device_assert`s
     #[arg(long)]
     no_asserts: bool,
@@ -227,9 +230,34 @@ impl Options {
             num_stages: self.num_stages.or(Some(base.num_stages)),
             max_registers: self.max_registers.or(base.max_registers),
             loops: self.loops.clone().or(base.loops),
+            table: self.table.clone(),
             no_asserts: self.no_asserts,
             schedule: target::Schedule::from(self.schedule).or(base.schedule).into(),
         }
+    }
+
+    /// The file of `--table`.
+    pub fn table(&self) -> Option<&PathBuf> {
+        self.table.as_ref()
+    }
+
+    /// Takes configurations of a kernel from the table of `--table`.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that is no table with entries of this kernel for this target.
+    pub fn use_table(&self, def: &KernelDef, target: &Target) -> Result<()> {
+        let Some(path) = &self.table else { return Ok(()) };
+        let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
+        let table = Table::parse(&text).map_err(|why| CliError::file("use", path, why))?;
+        if !table.is_for(target) {
+            let why = format!("it is a table of {}, and the target is {target}", table.device);
+            return Err(CliError::file("use", path, why));
+        }
+        if !table.entries.iter().any(|entry| def.has_name(&entry.kernel)) {
+            return Err(CliError::file("use", path, format!("it has no entry of `{}`", def.name)));
+        }
+        autotune::use_table(table);
+        Ok(())
     }
 
     /// Whether an option of the schedule of loops is given.
@@ -316,7 +344,8 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
     let dtypes = choose::dtypes(def, &arguments.dtype)?;
     let mut constants = choose::constants(def, &arguments.set)?;
     let specialization = assumptions(def, &arguments.assume)?;
-    let known = sizes(arguments, def, &specialization, kernels.autotune(def), &dtypes)?;
+    let known = sizes(arguments, def, &specialization, kernels.autotune(def), &dtypes, &constants)?;
+    arguments.options.use_table(def, &target)?;
     let config = configuration(&known, kernels.autotune(def), &target, &dtypes, &mut constants)?;
     constants.extend(def.heuristics(&|name| choose::given(&constants, name)));
     choose::check_complete(def, &constants)?;
@@ -329,6 +358,7 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
         dtypes,
         constants,
         specialization,
+        sizes: known.iter().map(|(name, size)| (name.to_string(), *size)).collect(),
         target,
         options: CompileOptions { ptx_version: arguments.ptx_version, ..options.compile_options()? },
     };
@@ -338,19 +368,30 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
 /// Parses `--size`.
 ///
 /// # Errors
-/// A size on which no configuration depends, that is not positive, or that an assumption excludes.
+/// A size on which no configuration depends, that a constant gives, of tensors that are left out, that is not positive, or that an
+/// assumption excludes.
 fn sizes<'a>(
     arguments: &'a Arguments,
     def: &KernelDef,
     specialization: &Specialization,
     autotune: Option<&'static Autotune>,
     dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
 ) -> Result<Vec<(&'a str, i64)>> {
     let keys = autotune.map_or(Vec::new(), |autotune| autotune.sizes(dtypes));
     let mut known = Vec::new();
     for (name, text) in choose::assignments(&arguments.size, "--size")? {
         let size = text.parse::<i64>().ok().filter(|size| *size > 0);
         let name = def.param_name(name);
+        if let Some(value) = choose::given(constants, name) {
+            return Err(CliError::usage(format!("--size {name} is unused: it is a constant, {value}"), "omit it"));
+        }
+        if def.is_absent(name, |flag| choose::given(constants, flag)) {
+            return Err(CliError::usage(
+                format!("--size {name} is unused: the constants leave out all tensors with this extent"),
+                format!("omit it, or give them: `tilewright list {}` shows the constants", def.name),
+            ));
+        }
         match (keys.contains(&name), size) {
             (true, Some(size)) => known.push((name, size)),
             (true, None) => {
@@ -375,10 +416,9 @@ fn configuration(
     dtypes: &[DType],
     constants: &mut Vec<(&'static str, ConstValue)>,
 ) -> Result<Option<Config>> {
-    let Some(autotune) = autotune else { return Ok(None) };
-    if !choose::needs_configuration(autotune, constants) {
-        return Ok(None);
-    }
+    let Some(autotune) = autotune.filter(|autotune| choose::needs_configuration(autotune, constants)) else {
+        return choose::expect_table(None).map(|()| None);
+    };
     // Launches on the CPU have as many as it has threads.
     let programs = matches!(target, Target::Host(_)).then(|| Device::cpu().info().compute_units.into());
     let constant = |name: &str| {
@@ -450,6 +490,8 @@ pub struct Request {
     pub dtypes: Vec<DType>,
     pub constants: Vec<(&'static str, ConstValue)>,
     pub specialization: Specialization,
+    /// Usual values of arguments, with which the kernel's `assume`s must hold.
+    pub sizes: Vec<(String, i64)>,
     pub target: Target,
     pub options: CompileOptions,
 }
@@ -486,7 +528,7 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
 /// # Errors
 /// As [`compile_to`].
 pub fn compile_cached_to(request: &Request, dir: &Path, input: Option<&Path>) -> Result<PathBuf> {
-    let Request { def, dtypes, constants, specialization, target, options } = request;
+    let Request { def, dtypes, constants, specialization, target, options, .. } = request;
     let artifact = tilewright_runtime::kernel::compile(def, dtypes, constants, specialization, target, options)?;
     std::fs::create_dir_all(dir).map_err(|error| CliError::file("create the folder", dir, error))?;
     let (kind, code) = match &artifact.code {
@@ -601,7 +643,7 @@ pub fn record(request: &Request) -> Result<Func> {
 }
 
 fn lower(request: &Request, func: &Func, observer: &mut dyn Observer) -> Result<Artifact> {
-    let footprint = precompiled::footprint(func)?;
+    let footprint = precompiled::footprint(func, &request.sizes)?;
     let artifact = dump::compile(func, &request.target, &request.options, Env::get()?, observer);
     let mut artifact = artifact.map_err(|error| compile_error(func, error))?;
     artifact.manifest.footprint = Some(footprint);

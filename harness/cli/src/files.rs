@@ -258,7 +258,10 @@ impl Stream {
 }
 
 /// Resolves the links at the end of a path, whether or not the target exists.
-fn resolve_links(path: &Path) -> io::Result<PathBuf> {
+///
+/// # Errors
+/// Too many links: a cycle.
+pub fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..40 {
         match fs::read_link(&path) {

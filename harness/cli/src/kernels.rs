@@ -43,7 +43,13 @@ pub trait Hints: Sync {
     }
 
     /// Adds the shapes of tensors that follow from the known ones.
-    fn complete_shapes(&self, _def: &'static KernelDef, _extents: &mut Extents) {}
+    fn complete_shapes(
+        &self,
+        _def: &'static KernelDef,
+        _extents: &mut Extents,
+        _constants: &[(&'static str, ConstValue)],
+    ) {
+    }
 
     /// Floating-point operations of the matmuls in a launch; `None` if there are none, or if they are not known.
     fn flop(&self, _def: &KernelDef, _extents: &Extents, _constants: &[(&str, ConstValue)]) -> Option<f64> {
@@ -60,9 +66,9 @@ pub trait Hints: Sync {
         Vec::new()
     }
 
-    /// The constants that the `case` of a record row names.
-    fn record_constants(&self, _case: &str) -> Vec<(&'static str, ConstValue)> {
-        Vec::new()
+    /// The constants that the `case` of a record row names; `None` if it names something else, too.
+    fn record_constants(&self, _case: &str) -> Option<Vec<(&'static str, ConstValue)>> {
+        Some(Vec::new())
     }
 }
 

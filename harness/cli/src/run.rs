@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tilewright_codegen::analysis::memory_effects;
@@ -87,7 +87,8 @@ pub enum Source {
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
     let Arguments { input, output, launch, shape, device, options } = arguments;
-    files::check_distinct(&[output], &[input])?;
+    let inputs: Vec<&Path> = std::iter::once(input).chain(options.table()).map(PathBuf::as_path).collect();
+    files::check_distinct(&[output], &inputs)?;
     files::check_writable(output).map_err(|error| CliError::file("write", output, error))?;
     let tensors = || {
         Ok(Tensors {
@@ -98,6 +99,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     };
     let plan = Plan::new(kernels, launch, &launch.set, &tensors)?;
     let device = device::open(*device)?;
+    options.use_table(kernels.find(&launch.kernel)?, &device.target())?;
     let (job, base) = plan.on(&device)?;
     for name in &job.unused {
         let kernel = job.def.name;
@@ -183,7 +185,8 @@ impl Job {
             bind::check_rank(def, name, tensor.shape.len(), strides.get(name))?;
             extents.add_tensor(name, &tensor.shape, strides.get(name));
         }
-        shapes::check_constants(def, &constants, &given)?;
+        let of_given = given.iter().map(|(&name, tensor)| (name, &tensor.shape[..]));
+        shapes::check_constants(def, &constants, &of_given.collect())?;
         for (name, value) in constants.iter().chain(&defaults(def, &constants)) {
             if let ConstValue::Int(n) = value {
                 extents.add_number(name, *n);

@@ -9,22 +9,21 @@ use tilewright_codegen::ir::{BinaryOp, Def, Func, Op, Value};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_runtime::LaunchArg;
 
-use crate::tensors::Tensor;
 use crate::{CliError, Result};
 
 /// Checks that constants which tensor parameters give, such as `d` of `x: Tensor<T, (rows, d)>`, are the extents of the
-/// file's tensors.
+/// tensors that have these shapes.
 ///
 /// # Errors
 /// A constant has another value than the extent.
 pub fn check_constants(
     def: &KernelDef,
     constants: &[(&'static str, ConstValue)],
-    tensors: &BTreeMap<&'static str, Tensor>,
+    shapes: &BTreeMap<&'static str, &[usize]>,
 ) -> Result<()> {
     for tensor in def.tensors {
-        let Some(Tensor { shape, .. }) = tensors.get(tensor.name) else { continue };
-        for (axis, (&dim, extent)) in tensor.dims.iter().zip(shape).enumerate() {
+        let Some(shape) = shapes.get(tensor.name) else { continue };
+        for (axis, (&dim, extent)) in tensor.dims.iter().zip(*shape).enumerate() {
             let (dim, name) = (def.dims[dim], tensor.name);
             let value = constants.iter().find(|(known, _)| *known == dim).map(|(_, value)| value);
             if let Some(value) = value.filter(|value| **value != ConstValue::Int(*extent as i64)) {

@@ -68,6 +68,11 @@ pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
 /// # Errors
 /// Contents of another format, two tensors of the same name, or a tensor of a type that kernels do not support.
 pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
+    if let Some(format) = other_format(bytes) {
+        return Err(format!(
+            "it is {format}, expected a safetensors file, as `safetensors.numpy.save_file` of Python writes"
+        ));
+    }
     let no_file =
         |reason: &dyn std::fmt::Display| format!("it is not a safetensors file: {}", printable(&reason.to_string()));
     let file = SafeTensors::deserialize(bytes).map_err(|error| no_file(&error))?;
@@ -87,6 +92,16 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
             Ok((name.to_string(), tensor))
         })
         .collect()
+}
+
+/// The format of a file of arrays that is no safetensors file, by its first bytes.
+fn other_format(bytes: &[u8]) -> Option<&'static str> {
+    let formats: [(&[u8], &str); 3] = [
+        (b"\x93NUMPY", "an array of NumPy (.npy)"),
+        (b"PK\x03\x04", "a ZIP archive, as .npz and .pt files are"),
+        (b"\x89HDF\r\n", "an HDF5 file"),
+    ];
+    formats.into_iter().find(|(first, _)| bytes.starts_with(first)).map(|(_, format)| format)
 }
 
 /// Returns the contents of a safetensors file with these tensors.
@@ -262,6 +277,16 @@ mod tests {
         let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 4]].concat();
         let message = parse(&bytes).unwrap_err();
         assert!(message.contains("duplicate") && message.contains("[2Jx") && !message.contains('\u{1b}'), "{message}");
+    }
+
+    #[test]
+    fn files_of_other_formats_are_named() {
+        for (start, format) in
+            [(&b"\x93NUMPY\x01\0v\0{'descr': '<f4'"[..], "(.npy)"), (b"PK\x03\x04\x14\0\0\0\0", ".npz")]
+        {
+            let message = parse(start).unwrap_err();
+            assert!(message.contains(format) && message.contains("expected a safetensors file"), "{message}");
+        }
     }
 
     #[test]

@@ -45,13 +45,17 @@ impl<'a> Plan<'a> {
     /// A configuration that does not fit the launch.
     pub fn on(self, device: &Device) -> Result<(Job, CompileOptions)> {
         let tuned = match self {
-            Plan::Given(job) => return Ok((*job, CompileOptions::default())),
+            Plan::Given(job) => {
+                choose::expect_table(None)?;
+                return Ok((*job, CompileOptions::default()));
+            }
             Plan::Tuned(tuned) => tuned,
         };
         let given = choose::constants(tuned.def(), &tuned.set)?;
         let (config, from) = match tuned.key(device) {
             Ok(_) => {
                 let choice = tuned.choose(device)?;
+                choose::expect_table(Some(choice.source))?;
                 (choice.config.clone(), choose::origin(choice.source).to_string())
             }
             Err(name) => {

@@ -33,8 +33,17 @@ impl Hints for Shipped {
     }
 
     /// Attention: the other tensors have the shape of q by default, or of k, and no loop is split.
-    fn complete_shapes(&self, def: &'static KernelDef, extents: &mut Extents) {
+    fn complete_shapes(
+        &self,
+        def: &'static KernelDef,
+        extents: &mut Extents,
+        constants: &[(&'static str, ConstValue)],
+    ) {
         let strides = bind::strides(def);
+        let d_v = constants.iter().find_map(|(name, value)| match value {
+            ConstValue::Int(n) if *name == "d_v" => usize::try_from(*n).ok(),
+            _ => None,
+        });
         for (name, like) in [("k", "q"), ("v", "k"), ("o", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v")] {
             let Some(param) = def.params.iter().find(|p| p.name == name) else { continue };
             if extents.shape(name).is_none()
@@ -42,6 +51,9 @@ impl Hints for Shipped {
                 && let Some(strides) = strides.get(name)
                 && let Some(mut shape) = extents.shape(like).map(<[usize]>::to_vec)
             {
+                if let (Some(d_v), "v", Some(columns)) = (d_v, name, shape.last_mut()) {
+                    *columns = d_v;
+                }
                 // O has the columns of v.
                 if let (Some(v), "o", Some(columns)) = (extents.shape("v"), name, shape.last_mut()) {
                     *columns = v.last().copied().unwrap_or(*columns);
@@ -70,15 +82,15 @@ impl Hints for Shipped {
         }
     }
 
-    /// `causal`, or a precision. Other words are ignored.
-    fn record_constants(&self, case: &str) -> Vec<(&'static str, ConstValue)> {
-        let constant = |word| match word {
+    /// The mask without modifiers, a precision, and the columns of v.
+    fn record_constants(&self, case: &str) -> Option<Vec<(&'static str, ConstValue)>> {
+        let constant = |word: &str| match word {
             "causal" => Some(("causal", ConstValue::Bool(true))),
             "full" => Some(("causal", ConstValue::Bool(false))),
             "ieee" | "tf32" | "tf32x3" => Some(("precision", ConstValue::Variant(word.to_string()))),
-            _ => None,
+            _ => Some(("d_v", ConstValue::Int(word.strip_prefix("d_v=")?.parse().ok()?))),
         };
-        case.split_whitespace().filter_map(constant).collect()
+        case.split_whitespace().map(constant).collect()
     }
 }
 

@@ -229,6 +229,14 @@ fn without_constants_the_configuration_is_the_shipped_one() {
 
     let wrong = tilewright(dir.path(), &[&words[..], &["host", "--size", "cols=3"]].concat()).fails(2);
     assert!(wrong.contains("--size cols is unused") && wrong.contains("configurations depend on d, rows"), "{wrong}");
+    let attention = |size: &str| {
+        let words =
+            ["compile", "flash_attention_fwd", "--dtype", "bf16", "--target", "sm_90a", "--set", "d=64", "-o", "y"];
+        tilewright(dir.path(), &[&words[..], &["--size", size]].concat()).fails(2)
+    };
+    let (absent, constant) = (attention("num_starts=9"), attention("d=32"));
+    assert!(absent.contains("--size num_starts is unused: the constants leave out all tensors"), "{absent}");
+    assert!(constant.contains("--size d is unused: it is a constant, 64"), "{constant}");
 }
 
 #[test]
@@ -282,6 +290,17 @@ fn contradictory_assumptions_are_refused() {
     let whole = ["--set", "single_tile=true", "--assume"];
     let message = of(&[&whole[..], &["d=100"]].concat()).fails(1);
     for part in ["the assumptions `d = 100` contradict an `assume`", "weighted_sum.rs:", "false for every launch"] {
+        assert!(message.contains(part), "`{part}` is missing in:\n{message}");
+    }
+    let message = of(&["--set", "single_tile=true", "--size", "d=100"]).fails(1);
+    for part in ["the constants and the sizes `d = 100` contradict an `assume`", "false for these sizes"] {
+        assert!(message.contains(part), "`{part}` is missing in:\n{message}");
+    }
+    // A batch of one entry takes keys of one entry.
+    let attention = ["compile", "flash_attention_fwd", "--target", "sm_90a", "--dtype", "bf16", "--set", "d=64"];
+    let assumed = ["--assume", "batch=1,heads%16,entries_kv%16", "-o", "x"];
+    let message = tilewright(dir.path(), &[&attention[..], &assumed].concat()).fails(1);
+    for part in ["the assumptions `batch = 1`, `entries_kv % 16` contradict an `assume`", "false for every launch"] {
         assert!(message.contains(part), "`{part}` is missing in:\n{message}");
     }
     assert!(!dir.path().join("x").exists(), "nothing was written");

@@ -52,6 +52,19 @@ fn schedules_are_the_shipped_ones_unless_the_command_line_says_otherwise() {
     assert!(!other.contains("TMA, bulk async copy"), "{other}");
 }
 
+/// A stage of these tiles takes 96 KB.
+#[test]
+fn fewer_stages_than_requested_are_noted() {
+    let dir = TempDir::new().unwrap();
+    let tiles = "m_tile=128,n_tile=256,k_tile=128,persistent=false,replicas=1";
+    let options = ["--num-warps", "8", "--num-stages", "4", "--warp-specialize", "true", "--tma", "true"];
+    let ran = tilewright_with(dir.path(), &[&["explain", "matmul", "--set", tiles][..], &options].concat(), &BARE);
+    let note =
+        " of the 4 pipeline stages that are requested: a stage takes 98304 bytes of shared memory in addition to ";
+    assert!(ran.err.contains(note), "{}", ran.err);
+    ran.ok();
+}
+
 #[test]
 fn ptxas_gives_registers_and_nvdisasm_instructions() {
     let dir = TempDir::new().unwrap();
@@ -85,6 +98,72 @@ fn a_record_gives_time_shape_and_peak() {
     assert!(out.contains("0.2684") && out.contains("50.1"), "{out}");
     let error = tilewright_with(dir.path(), &["explain", "softmax_rows", "--record", "rows.jsonl"], &BARE).fails(2);
     assert!(error.contains("no row with a time of `softmax_rows`"), "{error}");
+}
+
+/// The types, the shape and the constants of a row are those of the kernel that is explained.
+#[test]
+fn a_row_of_a_record_is_of_the_same_launch() {
+    let dir = TempDir::new().unwrap();
+    let row = |dtype: &str, case: &str, ms: f64| {
+        format!(
+            r#"{{"kernel": "matmul", "shape": [1024, 512, 256], "case": "{case}", "dtype": "{dtype}", "median_ms": {ms}}}"#
+        )
+    };
+    std::fs::write(dir.path().join("rows.jsonl"), format!("{}\n{}\n", row("bf16", "", 0.01), row("f32", "tf32", 0.02)))
+        .unwrap();
+    let explain = |more: &[&str]| {
+        let arguments = ["explain", "matmul", "--record", "rows.jsonl"];
+        tilewright_with(dir.path(), &[&arguments[..], more].concat(), &BARE)
+    };
+    assert!(explain(&[]).ok().contains("A launch takes 0.02 ms"));
+    assert!(explain(&["--dtype", "bf16", "--shape", "a=1024,256"]).ok().contains("A launch takes 0.01 ms"));
+    let none = "no row with a time of `matmul` and of these types and constants: its rows are of bf16, f32 tf32";
+    for (more, part) in [
+        (&["--dtype", "f16"][..], none),
+        (&["--dtype", "f32", "--set", "precision=ieee"], none),
+        (&["--shape", "a=64,256"], "--shape: `a` has shape [64, 256], and [1024, 256] in the row of the record"),
+    ] {
+        let message = explain(more).fails(2);
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+/// Work and roofline are of the row's problem: its case has the columns of v, and a row of something else is refused.
+#[test]
+fn a_row_of_a_record_has_the_case_of_the_launch() {
+    let dir = TempDir::new().unwrap();
+    let explain = |case: &str, ms: f64, more: &[&str]| {
+        let row = format!(
+            r#"{{"kernel": "attention_fwd", "shape": [1, 4, 128, 64], "case": "{case}", "dtype": "bf16", "median_ms": {ms}}}"#
+        );
+        std::fs::write(dir.path().join("rows.jsonl"), row).unwrap();
+        let arguments = ["explain", "flash_attention_fwd", "--record", "rows.jsonl"];
+        tilewright_with(dir.path(), &[&arguments[..], more].concat(), &BARE)
+    };
+    // 2 · 4 · 128 · 128 · (64 + 32) FLOP, as of shapes and a constant.
+    let shape = ["explain", "flash_attention_fwd", "--set", "causal=false,d_v=32", "--shape", "q=1,4,128,64"];
+    for out in [explain("full d_v=32", 0.01, &[]).ok(), tilewright_with(dir.path(), &shape, &BARE).ok()] {
+        assert!(out.contains("d_v=32") && out.contains("0.01258"), "{out}");
+    }
+    for (case, ms) in [("causal window=9", 0.01), ("full sinks", 0.01), ("full", 0.0), ("full", -1.0)] {
+        let message = explain(case, ms, &[]).fails(2);
+        assert!(message.contains("has no row with a time of `attention_fwd`"), "{message}");
+    }
+}
+
+/// The default assumptions hold for the shapes, and none contradicts an `assume` of the kernel.
+#[test]
+fn shapes_and_assumes_of_the_kernel_agree() {
+    let dir = TempDir::new().unwrap();
+    let explain = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        tilewright_with(dir.path(), &[&["explain"][..], &words[..]].concat(), &BARE)
+    };
+    explain("softmax_rows --set d_tile=128 --shape x=8,100").ok();
+    let message = explain("softmax_rows --set d_tile=64 --shape x=8,100").fails(1);
+    assert!(message.contains("the sizes `d = 100` contradict an `assume` of the kernel"), "{message}");
+    // A batch of one entry, and as many sequences as there are numbers of starts but one.
+    explain("flash_attention_fwd --set d=64,lengths_given=true,row_starts_given=true").ok();
 }
 
 #[test]
@@ -174,6 +253,14 @@ fn mistakes_name_the_remedy() {
         "tensor `b` has shape [32, 64]: `k` is 32 there, and 64 in `a`",
     );
     refused(&["matmul", "--shape", "a=64,64", "--shape", "a=32,64"], "--shape names `a` twice");
+    refused(
+        &["flash_attention_fwd", "--set", "d=64", "--shape", "q=1,16,1024,128"],
+        "the constant d is 64, and dimension 3 of `q`, its extent, is 128",
+    );
+    refused(
+        &["matmul", "--assume", "k%16", "--shape", "a=64,100"],
+        "the size k = 100 contradicts the assumption `k % 16`\n  help: change --shape or --assume",
+    );
     refused(&["matmul", "--set", "tile=5"], "no constant `tile`");
     refused(&["matmul", "--num-warps", "3"], "--num-warps cannot be 3");
 }

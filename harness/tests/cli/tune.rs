@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::run::{file, tensor};
-use crate::tilewright;
+use crate::{tilewright, tilewright_with};
 
 fn table(dir: &TempDir, name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(dir.path().join(name)).expect("the table is there")).expect("JSON")
@@ -41,9 +41,30 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
         ran.ok();
     }
 
+    // Without the cache, the table has it.
+    let elsewhere = dir.path().join("elsewhere").display().to_string();
+    let with_table = |words: &[&str]| {
+        let words = [words, &["--table", "t.json"]].concat();
+        tilewright_with(dir.path(), &words, &[("TILEWRIGHT_CACHE", &elsewhere)])
+    };
+    for words in [&run[..], &compile] {
+        let ran = with_table(words);
+        assert!(ran.err.contains(&format!("those of the table of --table: {config}")), "{}", ran.err);
+        ran.ok();
+    }
+    let message = with_table(&["explain", "matmul"]).fails(1);
+    assert!(message.contains("cannot use t.json: it is a table of") && message.contains("sm_90a"), "{message}");
+    let message = with_table(&["compile", "softmax_rows", "--target", "host", "--dtype", "f32", "-o", "o"]).fails(1);
+    assert!(message.contains("cannot use t.json: it has no entry of `softmax_rows`"), "{message}");
+    let message = with_table(&["compile", "matmul", "--target", "host", "--dtype", "f64", "-o", "o"]).fails(2);
+    assert!(message.contains("--table is unused: it has no entry for these types, constants and sizes"), "{message}");
+
     // The second time, the configuration is known. Further entries are added to the table.
     let out = tilewright(dir.path(), &arguments).ok();
     assert!(out.contains("known before"), "{out}");
+    let ms = |entry: &Value| entry["median_ms"].as_f64().expect("a time");
+    let known = table(&dir, "t.json");
+    assert!((ms(&known["entries"][0]) / ms(entry) - 1.0).abs() < 1e-9, "{known} {entry}");
     let columns = [&arguments[..], &["--column-major", "b"]].concat();
     let out = tilewright(dir.path(), &columns).ok();
     assert!(out.contains("matmul f32 40×50×60, b column-major") && out.contains("candidates in"), "{out}");
@@ -112,6 +133,14 @@ fn untunable_arguments_are_errors() {
     refused(&["matmul", "--column-major", "c"], 2, "expected none, a, b or ab");
     refused(&["matmul", "--precision", "fp32"], 2, "possible values");
     refused(&["attention", "--head-dim", "300"], 2, "1 to 256");
+    refused(&["matmul", "--head-dim", "64"], 2, "--head-dim is unused: it is for attention");
+    refused(&["softmax_rows", "--size", "64"], 2, "--size is unused: it is for matmul");
+    refused(&["attention", "--d", "64"], 2, "--d is unused: it is for row-wise kernels");
+    refused(
+        &["matmul", "--precision", "ieee"],
+        2,
+        "--precision is unused: it is for matmul and attention of f32 on a GPU",
+    );
     std::fs::write(dir.path().join("foreign.json"), r#"{"format": "tilewright tuning table", "version": 1, "device": "another", "compute_capability": "9.0", "entries": []}"#).unwrap();
     refused(&["matmul", "--export", "foreign.json"], 1, "a table of another");
     std::fs::write(dir.path().join("bad.json"), "[]").unwrap();

@@ -26,6 +26,8 @@ use crate::precompiled::embedded;
 /// Origin of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
+    /// From the table of [`use_table`].
+    Given,
     /// Of the code that this program embeds.
     Embedded,
     /// Measured on this machine, by this process or an earlier one.
@@ -107,6 +109,37 @@ fn requested_options(kernel: &str) -> Result<Option<Options>> {
     Ok(options.filter(|options| options.kernel.as_deref().is_none_or(|only| only == kernel)))
 }
 
+/// The table of [`use_table`].
+static GIVEN: RwLock<Option<Table>> = RwLock::new(None);
+
+/// Takes the configurations of this process from a table, where it is for the target and has an entry of the kernel with the
+/// same key or a near one, before all others. Those that are chosen already stay.
+pub fn use_table(table: Table) {
+    *GIVEN.write().unwrap_or_else(|e| e.into_inner()) = Some(table);
+}
+
+/// Whether there is a table of [`use_table`].
+pub fn has_table() -> bool {
+    GIVEN.read().unwrap_or_else(|e| e.into_inner()).is_some()
+}
+
+/// The nearest configuration in the table of [`use_table`].
+pub(super) fn given_config(autotune: &Autotune, problem: &Problem) -> Option<Config> {
+    let given = GIVEN.read().unwrap_or_else(|e| e.into_inner());
+    let table = given.as_ref().filter(|table| table.is_for(&problem.target))?.clone().renamed(autotune.def);
+    let (entry, _) = table.nearest(autotune.def.name, &problem.key())?;
+    parse_entry(autotune, entry)
+}
+
+/// The configuration of an entry, if it is one of this kernel's.
+fn parse_entry(autotune: &Autotune, entry: &Entry) -> Option<Config> {
+    let parsed = autotune.parse_config(&entry.config);
+    if let Err(why) = &parsed {
+        tracing::warn!("the tuned configuration `{}` of `{}` is ignored: {why}", entry.config, entry.kernel);
+    }
+    parsed.ok()
+}
+
 /// Key of [`CHOICES`]: kernel, device, element types, and the values of the autotuning key.
 type ChoiceKey = SmallVec<[u64; 16]>;
 
@@ -168,11 +201,13 @@ pub fn choose(
     }
     let problem = Problem { target: device.target(), def: autotune.def, dtypes, parts: key_parts() };
     let default = autotune.default_config(&problem);
-    if options.is_none()
-        && let Some(config) = embedded_config(autotune, device, &problem)
-    {
-        let (kernel, key, source) = (autotune.def.name, problem.key(), Source::Embedded);
-        return Ok(insert_choice(Choice { kernel, key, config, source, choice_key, default }));
+    if options.is_none() {
+        let given = given_config(autotune, &problem).map(|config| (config, Source::Given));
+        let embedded = || embedded_config(autotune, device, &problem).map(|config| (config, Source::Embedded));
+        if let Some((config, source)) = given.or_else(embedded) {
+            let (kernel, key) = (autotune.def.name, problem.key());
+            return Ok(insert_choice(Choice { kernel, key, config, source, choice_key, default }));
+        }
     }
     let search =
         Search { autotune, device, problem: &problem, base, id: DeviceId::of(device), default: default.clone() };
@@ -276,13 +311,8 @@ impl Search<'_> {
         Ok((self.default.clone(), Source::Default))
     }
 
-    /// The configuration of an entry, if it is one of this kernel's.
     fn parse_entry(&self, entry: &Entry) -> Option<Config> {
-        let parsed = self.autotune.parse_config(&entry.config);
-        if let Err(why) = &parsed {
-            tracing::warn!("the tuned configuration `{}` of `{}` is ignored: {why}", entry.config, entry.kernel);
-        }
-        parsed.ok()
+        parse_entry(self.autotune, entry)
     }
 
     /// The entries for this device in the tables that ship with the kernel.

@@ -13,7 +13,7 @@ use tilewright_codegen::pipeline::NUM_CTAS;
 use tilewright_codegen::schedule::problem::LoopSchedules;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule, Target};
 
-use super::choose::Source;
+use super::choose::{Source, given_config};
 use super::store::saved_choices;
 use super::table::Table;
 use crate::device::Device;
@@ -332,11 +332,12 @@ impl Autotune {
         names.into_inner()
     }
 
-    /// The configuration to compile for ahead of time: the nearest one that this machine measured, if the target is its
-    /// CPU, else the nearest one that ships for the architecture, else the default. The key is that of the values of
-    /// `constant` or their defaults, and of the sizes of `size`, where 1 is `true`. Sizes and extents that are not given are
-    /// 16384, those of tensors that are left out 0, `bool`s are `false`, and an expression of other arguments that are not given is left out. Also returns the
-    /// origin of the configuration.
+    /// The configuration to compile for ahead of time: that of the table of [`use_table`](super::use_table), else the
+    /// nearest one that this machine measured, if the target is its CPU, else the nearest one that ships for the
+    /// architecture, else the default. The key is that of the values of `constant` or their defaults, and of the sizes of
+    /// `size`, where 1 is `true`. Sizes and extents that are not given are 16384, those of optional tensors alone 64, or 0
+    /// where these are left out; `bool`s are `false`, and an expression of other arguments that are not given is left out.
+    /// Also returns the origin of the configuration.
     ///
     /// # Errors
     /// A constant in the key has no value; an invalid environment variable.
@@ -347,7 +348,16 @@ impl Autotune {
         constant: &dyn Fn(&str) -> Option<ConstValue>,
         size: &dyn Fn(&str) -> Option<i64>,
     ) -> Result<(Config, Source)> {
-        const USUAL: ConstValue = ConstValue::Int(16384);
+        // Optional tensors have pages and sequences, of many rows each.
+        let usual = |name: &str| {
+            if self.def.is_absent(name, constant) {
+                0
+            } else if self.def.is_of_optional(name) {
+                64
+            } else {
+                16384
+            }
+        };
         let param = |name: &str| self.def.params.iter().find(|p| p.name == name).map(|p| p.kind);
         let derived = self.def.heuristics(&|name| constant(name));
         let derived = |name: &str| derived.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
@@ -358,10 +368,7 @@ impl Autotune {
                 Some(ParamKind::Scalar(ElemDef::Fixed(DType::Bool))) => {
                     Some(ConstValue::Bool(size(name).is_some_and(|n| n != 0)))
                 }
-                _ => size(name).map(ConstValue::Int).or_else(|| {
-                    let usual = if self.def.is_absent(name, constant) { ConstValue::Int(0) } else { USUAL };
-                    is_size.then_some(usual)
-                }),
+                _ => size(name).or_else(|| is_size.then(|| usual(name))).map(ConstValue::Int),
             }
         };
         let mut parts = Vec::new();
@@ -375,6 +382,9 @@ impl Autotune {
             }
         }
         let problem = Problem { target: target.clone(), def: self.def, dtypes, parts };
+        if let Some(config) = given_config(self, &problem) {
+            return Ok((config, Source::Given));
+        }
         let tables: Vec<(Table, Source)> = match target {
             Target::Nvptx(arch) => {
                 let is_same = |t: &Table| t.device.compute_capability.as_deref() == Some(arch.compute_capability());

@@ -1,7 +1,8 @@
 //! Autotuning: configurations of a kernel that are selected by measurement.
 //!
 //! `#[autotune]` above `#[kernel]` lists configurations (tile sizes, warps, stages) and names the arguments on which
-//! the best one depends, the *key*. A launch without a configuration uses the first of these that exists:
+//! the best one depends, the *key*. A launch without a configuration uses that of a table that the program names
+//! ([`use_table`]), else the first of these that exists:
 //!
 //! 1. that of code for the same types and constants of the key that this program embeds, unless a measurement is
 //!    requested;
@@ -28,7 +29,7 @@ mod table;
 mod tests;
 mod tuner;
 
-pub use choose::{Choice, Options, Source, choose, current_choices, tuning};
+pub use choose::{Choice, Options, Source, choose, current_choices, has_table, tuning, use_table};
 pub use config::{
     Autotune, Config, ConfigDef, EvaluateKey, KeyDef, KeyPart, KeyValue, Problem, shared_configs, size_bucket, tuned,
 };

@@ -9,9 +9,11 @@
 
 use serde::{Deserialize, Serialize};
 use tilewright_codegen::lang::kernel::KernelDef;
+use tilewright_codegen::target::Target;
 
 use super::config::distance;
 use super::store::DeviceId;
+use crate::device::Device;
 
 const FORMAT: &str = "tilewright tuning table";
 const VERSION: u32 = 1;
@@ -73,6 +75,14 @@ impl Table {
             entry.key = renamed_key(def, &entry.key);
         }
         self
+    }
+
+    /// Whether the choices are for a target: for GPUs of its architecture, or for the CPU of this machine.
+    pub fn is_for(&self, target: &Target) -> bool {
+        match target {
+            Target::Nvptx(arch) => self.device.compute_capability.as_deref() == Some(arch.compute_capability()),
+            Target::Host(_) => self.device == DeviceId::of(&Device::cpu()),
+        }
     }
 
     /// The table as text, one entry per line.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::diag::Diagnostic;
-use tilewright_codegen::ir::{DType, Func};
+use tilewright_codegen::ir::{Arg, DType, Func};
 use tilewright_codegen::lang::kernel::{
     ArgSpec, ConstValue, Constexpr, ElemDef, KernelDef, ParamDef, ParamKind, Specialization,
 };
@@ -139,7 +139,9 @@ impl AheadOfTime {
         let options = self.options.clone().unwrap_or_else(|| config.map(|c| c.options()).unwrap_or_default());
         let mut func = kernel::record(self.def, &self.dtypes, &given, &specialization)?;
         let ir_hash = super::ir_hash(&func);
-        let footprint = footprint(&func)?;
+        let sizes: Vec<(String, i64)> =
+            self.sizes.iter().map(|(name, size)| (self.def.param_name(name).to_string(), *size)).collect();
+        let footprint = footprint(&func, &sizes)?;
         func.name = name.to_string();
         let mut artifact = kernel::compile_func(&func, &self.target, &options)?;
         artifact.manifest.kernel = self.def.name.to_string();
@@ -261,24 +263,48 @@ pub struct AssumptionError {
     pub unknown: Option<String>,
 }
 
-/// The footprint of a kernel that is compiled ahead of time.
+/// The footprint of a kernel that is compiled ahead of time. `sizes` are usual values of arguments, by name.
 ///
 /// # Errors
-/// An `assume` of the kernel that is false for every launch: constants and assumptions about arguments contradict it.
-pub fn footprint(func: &Func) -> Result<Footprint> {
+/// An `assume` of the kernel that is false for every launch, or for those of the sizes: constants, assumptions about
+/// arguments, or sizes contradict it.
+pub fn footprint(func: &Func, sizes: &[(String, i64)]) -> Result<Footprint> {
     let footprint = pipeline::footprint(func);
-    let names: Vec<&str> = func.args.iter().map(|arg| &*arg.name).collect();
-    let Some((condition, loc)) = footprint.false_assumption(&names) else { return Ok(footprint) };
-    let given: Vec<String> =
-        func.args.iter().filter_map(|arg| Some(format!("`{} = {}`", arg.name, arg.equal_to?))).collect();
-    let given = match given.is_empty() {
-        true => "the constants".to_string(),
-        false => format!("the constants and the assumptions {}", given.join(", ")),
+    let mut usual = func.args.clone();
+    for arg in &mut usual {
+        let size = sizes.iter().find(|(name, _)| *name == arg.name).map(|(_, size)| *size);
+        arg.equal_to = arg.equal_to.or(size);
+    }
+    let Some((condition, loc)) = footprint.false_assumption(&func.args).or_else(|| footprint.false_assumption(&usual))
+    else {
+        return Ok(footprint);
     };
-    let message = format!("kernel {}: {given} contradict an `assume` of the kernel", func.name);
+    let is_in_condition = |name: &str| {
+        let mut words = condition.split(|c: char| !c.is_alphanumeric() && c != '_');
+        words.any(|word| word == name)
+    };
+    let assumptions: Vec<String> = func
+        .args
+        .iter()
+        .filter_map(|Arg { name, divisible_by, equal_to }| match equal_to {
+            Some(value) => Some(format!("`{name} = {value}`")),
+            None => (*divisible_by > 1 && is_in_condition(name)).then(|| format!("`{name} % {divisible_by}`")),
+        })
+        .collect();
+    let (of_sizes, found): (Vec<String>, &str) = match footprint.false_assumption(&func.args) {
+        Some(_) => (Vec::new(), "false for every launch"),
+        None => {
+            let in_condition = sizes.iter().filter(|(name, _)| is_in_condition(name));
+            (in_condition.map(|(name, size)| format!("`{name} = {size}`")).collect(), "false for these sizes")
+        }
+    };
+    let mut given = vec!["the constants".to_string()];
+    given.extend((!assumptions.is_empty()).then(|| format!("the assumptions {}", assumptions.join(", "))));
+    given.extend((!of_sizes.is_empty()).then(|| format!("the sizes {}", of_sizes.join(", "))));
+    let message = format!("kernel {}: {} contradict an `assume` of the kernel", func.name, given.join(" and "));
     let diagnostic = Diagnostic::new(message, loc.clone())
-        .label(format!("{condition} is false for every launch"))
-        .help("compile for other constants, or assume something else about the arguments");
+        .label(format!("{} is {found}", if condition == "false" { "this condition" } else { &*condition }))
+        .help("compile for other constants or sizes, or assume something else about the arguments");
     Err(Error::Kernel(kernel::render_with_source(&diagnostic)))
 }
 

@@ -24,10 +24,11 @@ use self::code::{Code, Counts, classes, mma_count};
 use self::occupancy::occupancy;
 use self::roofline::{Peaks, Work, data_sheet};
 use self::subject::Subject;
+use crate::bind::Extents;
 use crate::clocks::Recording;
 use crate::compile::{self, Options, Request};
 use crate::report::{Cell, Column, Outputs, Report, Table};
-use crate::{CliError, Hints, Kernels, Result, expect_used, value_parsers};
+use crate::{CliError, Kernels, Result, choose, expect_used, value_parsers};
 
 #[derive(Args)]
 #[command(
@@ -47,7 +48,8 @@ pub struct Arguments {
     /// Constants of the kernel: `d=128,causal=true`. Default: the shipped tuned configuration, else common values
     #[arg(long, value_name = "NAME=VALUE,…")]
     set: Vec<String>,
-    /// Assumptions about arguments, as of `compile`. Default: dense tensors, and extents that are multiples of 16
+    /// Assumptions about arguments, as of `compile`. Default: dense tensors, and extents that are multiples of 16, unless
+    /// shapes have others
     #[arg(long, value_name = "NAME%N|NAME=N|dense,…")]
     assume: Vec<String>,
     #[command(flatten)]
@@ -58,8 +60,8 @@ pub struct Arguments {
     /// Measured time of a launch, in milliseconds
     #[arg(long, value_name = "MS", conflicts_with = "record", value_parser = value_parsers::positive)]
     time_ms: Option<f64>,
-    /// Take time, shape and measured peak from the last row of this kernel in a file that `tilewright bench --record`
-    /// or `leaderboard --record` wrote
+    /// Take time, shape and measured peak from the last row of this kernel, with the type of --dtype and the constants of
+    /// --set, in a file that `tilewright bench --record` or `leaderboard --record` wrote
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Peak matmul rate of the device, in TFLOP/s. Default: NVIDIA's data sheet
@@ -80,7 +82,7 @@ pub struct Arguments {
 }
 
 /// Arguments that a file of clocks gives, or that are of no use beside it: it has no shapes for the roofline.
-const GIVEN_BY_CLOCKS: [&str; 21] = [
+const GIVEN_BY_CLOCKS: [&str; 22] = [
     "target",
     "dtype",
     "set",
@@ -90,6 +92,7 @@ const GIVEN_BY_CLOCKS: [&str; 21] = [
     "num_stages",
     "max_registers",
     "loops",
+    "table",
     "no_asserts",
     "tma",
     "warp_specialize",
@@ -127,13 +130,14 @@ struct Facts {
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
-    let mut outputs = arguments.outputs.protecting_inputs(arguments.record.iter().chain(&arguments.clocks));
+    let inputs = arguments.record.iter().chain(&arguments.clocks).chain(arguments.options.table());
+    let mut outputs = arguments.outputs.protecting_inputs(inputs);
     outputs.expect_no_plot()?;
     outputs.check()?;
     if let Some(folder) = &arguments.svg {
         check_folder(folder)?;
     }
-    let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel, kernels.hints())).transpose()?;
+    let row = arguments.record.as_deref().map(|path| last_row(path, arguments, kernels)).transpose()?;
     let recording = arguments.clocks.as_deref().map(Recording::read).transpose()?;
     let mut subject = match &recording {
         Some(recording) => {
@@ -263,7 +267,8 @@ pub fn pictures(
         def,
         dtypes: dtypes.to_vec(),
         constants: constants.to_vec(),
-        specialization: subject::dense(def),
+        specialization: subject::usual_assumptions(def, dtypes, constants, &[], &Extents::default()),
+        sizes: Vec::new(),
         target: Target::Nvptx(arch),
         options: options.clone(),
     };
@@ -445,14 +450,32 @@ impl Row {
     }
 }
 
-fn last_row(path: &Path, kernel: &str, hints: &dyn Hints) -> Result<Row> {
-    let name = hints.record_name(kernel);
+/// The last row with a time of the kernel, with the element types and constants that are given.
+///
+/// # Errors
+/// A file that cannot be read, or that has no such row.
+fn last_row(path: &Path, arguments: &Arguments, kernels: &Kernels) -> Result<Row> {
+    let def = kernels.find(&arguments.kernel)?;
+    let hints = kernels.hints();
+    let name = hints.record_name(def.name);
+    let (types, constants) = (choose::partial_dtypes(def, &arguments.dtype)?, choose::constants(def, &arguments.set)?);
     let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let rows = text.lines().filter_map(|line| serde_json::from_str::<Row>(line).ok());
-    let mut ours = rows.filter(|row| row.peer.is_none() && row.median_ms.is_some() && row.kernel == name);
-    ours.next_back().ok_or_else(|| {
+    let has_time = |row: &Row| row.median_ms.is_some_and(|ms| ms > 0.0 && ms.is_finite());
+    let ours = rows.filter(|row| row.peer.is_none() && has_time(row) && row.kernel == name);
+    let ours: Vec<Row> = ours.collect();
+    let found = ours.iter().rev().find(|row| subject::is_of(row, def, hints, &types, &constants));
+    found.cloned().ok_or_else(|| {
+        let kind = |row: &Row| format!("{} {}", row.dtype, row.case.as_deref().unwrap_or_default()).trim().to_string();
+        let mut kinds: Vec<String> = ours.iter().map(kind).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let found = match kinds.is_empty() {
+            true => String::new(),
+            false => format!(" and of these types and constants: its rows are of {}", kinds.join(", ")),
+        };
         CliError::usage(
-            format!("{} has no row with a time of `{name}`", path.display()),
+            format!("{} has no row with a time of `{name}`{found}", path.display()),
             "use a file that `tilewright bench --record` wrote, or give a time with --time-ms",
         )
     })

@@ -8,12 +8,13 @@ use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, GenericDef, KernelDe
 use tilewright_codegen::schedule::given;
 use tilewright_codegen::target::{self, GpuArch, Target};
 use tilewright_runtime::autotune::Config;
+use tilewright_runtime::precompiled;
 
 use super::roofline::Work;
 use super::{Arguments, Row};
 use crate::bind::{self, Extents};
 use crate::compile::{Request, assumptions};
-use crate::{CliError, Hints, Kernels, Result, choose, run};
+use crate::{CliError, Hints, Kernels, Result, choose, run, shapes};
 
 /// A variant of a kernel, and the shapes of its problem.
 pub struct Subject {
@@ -27,26 +28,31 @@ pub struct Subject {
 impl Subject {
     pub fn new(arguments: &Arguments, kernels: &Kernels, row: Option<&Row>) -> Result<Subject> {
         let (def, hints) = (kernels.find(&arguments.kernel)?, kernels.hints());
+        arguments.options.use_table(def, &Target::Nvptx(arguments.target))?;
         let dtypes = match row.filter(|_| arguments.dtype.is_empty()) {
             Some(row) => types_of_row(def, &row.dtype)?,
             None => with_usual_types(def, choose::partial_dtypes(def, &arguments.dtype)?)?,
         };
         let mut constants = choose::constants(def, &arguments.set)?;
-        let specialization = match arguments.assume.is_empty() {
-            true => dense(def),
-            false => assumptions(def, &arguments.assume)?,
+        let given = match arguments.assume.is_empty() {
+            true => None,
+            false => Some(assumptions(def, &arguments.assume)?),
         };
-        let mut extents = extents(def, hints, arguments, row)?;
-        add_assumed(def, &specialization, &mut extents);
-        let mut notes = Vec::new();
-        if let Some(case) = row.and_then(|row| row.case.as_deref()) {
-            for (name, value) in hints.record_constants(case) {
-                let exists = def.params.iter().any(|p| p.name == name);
-                if exists && !constants.iter().any(|(known, _)| *known == name) {
-                    constants.push((name, value));
-                }
+        for (name, value) in row.and_then(|row| hints.record_constants(row.case.as_deref()?)).unwrap_or_default() {
+            let exists = def.params.iter().any(|p| p.name == name);
+            if exists && !constants.iter().any(|(known, _)| *known == name) {
+                constants.push((name, value));
             }
         }
+        let (mut extents, sizes) = extents(def, hints, arguments, row, &constants)?;
+        if let Some(given) = &given {
+            let sizes = sizes.iter().map(|(name, size)| (name.as_str(), *size));
+            precompiled::check_sizes(def, given, sizes).map_err(|error| {
+                CliError::usage(error.message, format!("change --shape or --assume: {}", error.help))
+            })?;
+        }
+        add_assumed(def, given.as_ref().unwrap_or(&dense(def)), &mut extents);
+        let mut notes = Vec::new();
         apply_extents(def, &extents, &mut constants);
         let mut assumed = Vec::new();
         let config = match kernels.autotune(def) {
@@ -64,6 +70,7 @@ impl Subject {
                 config
             }
             None => {
+                choose::expect_table(None)?;
                 default_constants(def, hints, &extents, &[], &mut constants, &mut assumed);
                 default_config(&constants)
             }
@@ -74,10 +81,11 @@ impl Subject {
         if !assumed.is_empty() {
             notes.push(format!("Assumed: {}. Change with --set.", assumed.join(", ")));
         }
+        let specialization = given.unwrap_or_else(|| usual_assumptions(def, &dtypes, &constants, &sizes, &extents));
         let options = arguments.options.over(config.options());
         let target = Target::Nvptx(arguments.target);
         let options = options.compile_options()?;
-        let request = Request { def, dtypes, constants, specialization, target, options };
+        let request = Request { def, dtypes, constants, specialization, sizes, target, options };
         Ok(Subject { request, notes, extents, hints })
     }
 
@@ -205,6 +213,29 @@ fn types_of_row(def: &KernelDef, name: &str) -> Result<Vec<DType>> {
     with_usual_types(def, def.generics.iter().map(of_row).collect())
 }
 
+/// Whether a row of a record is of the element types and constants that are given: its type is that of the first type
+/// parameter that can have it.
+pub fn is_of(
+    row: &Row,
+    def: &KernelDef,
+    hints: &dyn Hints,
+    types: &[Option<DType>],
+    constants: &[(&'static str, ConstValue)],
+) -> bool {
+    let is_of_types = match DType::from_name(&row.dtype) {
+        None => types.iter().all(Option::is_none),
+        Some(of_row) => {
+            let main = def.generics.iter().zip(types).find(|(generic, _)| generic.members().contains(&of_row));
+            main.is_none_or(|(_, given)| given.is_none_or(|given| given == of_row))
+        }
+    };
+    let Some(of_row) = row.case.as_ref().map_or(Some(Vec::new()), |case| hints.record_constants(case)) else {
+        return false;
+    };
+    let mut of_row = of_row.into_iter();
+    is_of_types && of_row.all(|(name, value)| choose::given(constants, name).is_none_or(|given| given == value))
+}
+
 /// Adds the values of arguments that are assumed to be equal to a number, unless a shape gives them.
 fn add_assumed(def: &KernelDef, specialization: &Specialization, extents: &mut Extents) {
     let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
@@ -215,12 +246,21 @@ fn add_assumed(def: &KernelDef, specialization: &Specialization, extents: &mut E
     }
 }
 
-/// Determines shapes from `--shape`, else from a record row.
-fn extents(def: &'static KernelDef, hints: &dyn Hints, arguments: &Arguments, row: Option<&Row>) -> Result<Extents> {
+/// Determines shapes from `--shape` and a record row, and the arguments that follow from these alone.
+///
+/// # Errors
+/// Shapes that contradict each other or `constants`.
+fn extents(
+    def: &'static KernelDef,
+    hints: &dyn Hints,
+    arguments: &Arguments,
+    row: Option<&Row>,
+    constants: &[(&'static str, ConstValue)],
+) -> Result<(Extents, Vec<(String, i64)>)> {
     let strides = bind::strides(def);
     let mut extents = Extents::default();
     let mut given: BTreeMap<&'static str, Vec<usize>> = BTreeMap::new();
-    let mut add = |name: &str, shape: &[usize]| -> Result<()> {
+    let mut add = |given: &mut BTreeMap<&'static str, Vec<usize>>, name: &str, shape: &[usize]| -> Result<()> {
         let memory: Vec<&'static str> = run::memory_params(def).map(|(param, _)| param.name).collect();
         let Some(name) = memory.iter().copied().find(|known| *known == name) else {
             let help = choose::suggest(name, &memory, "the tensors are");
@@ -239,18 +279,39 @@ fn extents(def: &'static KernelDef, hints: &dyn Hints, arguments: &Arguments, ro
         let numbers: Option<Vec<usize>> = shape.split(',').map(|n| n.trim().parse().ok()).collect();
         let numbers =
             numbers.ok_or_else(|| CliError::usage(format!("--shape got `{word}`"), "write --shape q=1,16,16384,64"))?;
-        add(name, &numbers)?;
+        add(&mut given, name, &numbers)?;
     }
-    if let Some(row) = row.filter(|_| arguments.shape.is_empty()) {
-        let shapes = hints.record_shapes(def, &row.shape);
-        match (shapes.is_empty(), run::memory_params(def).next()) {
-            (true, Some((first, _))) => add(first.name, &row.shape)?,
-            (true, None) | (false, _) => shapes.iter().try_for_each(|(name, shape)| add(name, shape))?,
+    // Without strides of that rank, --shape says what the shape of a row means.
+    let fits = |name: &str, shape: &[usize]| strides.get(name).is_none_or(|of| of.params.len() == shape.len());
+    let of_row = row.map_or(Vec::new(), |row| shapes_of_row(def, hints, row)).into_iter();
+    for (name, shape) in of_row.filter(|(name, shape)| arguments.shape.is_empty() || fits(name, shape)) {
+        match given.get(name) {
+            None => add(&mut given, name, &shape)?,
+            Some(known) if *known == shape => {}
+            Some(known) => {
+                return Err(CliError::usage(
+                    format!("--shape: `{name}` has shape {known:?}, and {shape:?} in the row of the record"),
+                    "omit it, or give the time of a launch with --time-ms",
+                ));
+            }
         }
     }
-    bind::check_extents(def, &given.iter().map(|(&name, shape)| (name, &shape[..])).collect())?;
-    hints.complete_shapes(def, &mut extents);
-    Ok(extents)
+    let known: BTreeMap<&'static str, &[usize]> = given.iter().map(|(&name, shape)| (name, &shape[..])).collect();
+    bind::check_extents(def, &known)?;
+    shapes::check_constants(def, constants, &known)?;
+    let scalars = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_)));
+    let sizes = scalars.filter_map(|p| Some((p.name.to_string(), extents.of_name(p.name).ok().flatten()?))).collect();
+    hints.complete_shapes(def, &mut extents, constants);
+    Ok((extents, sizes))
+}
+
+/// The shapes of a record row, by tensor.
+fn shapes_of_row(def: &'static KernelDef, hints: &dyn Hints, row: &Row) -> Vec<(&'static str, Vec<usize>)> {
+    let shapes = hints.record_shapes(def, &row.shape);
+    match run::memory_params(def).next() {
+        Some((first, _)) if shapes.is_empty() => vec![(first.name, row.shape.clone())],
+        _ => shapes,
+    }
 }
 
 /// Sets constants that are extents of the shapes.
@@ -294,8 +355,36 @@ fn default_config(constants: &[(&str, ConstValue)]) -> Config {
     Config::default().num_warps(warps.next_power_of_two())
 }
 
+/// The default assumptions: those of [`dense`] that hold for the extents, or only those about strides and rows where the
+/// kernel's `assume`s, with arguments of these sizes, contradict the others.
+pub fn usual_assumptions(
+    def: &'static KernelDef,
+    dtypes: &[DType],
+    constants: &[(&'static str, ConstValue)],
+    sizes: &[(String, i64)],
+    extents: &Extents,
+) -> Specialization {
+    let fitted = |mut specialization: Specialization| {
+        let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+        for (param, assumed) in passed.zip(&mut specialization.args) {
+            if let (Ok(Some(size)), None) = (extents.of_name(param.name), assumed.equal_to)
+                && size % assumed.divisible_by as i64 != 0
+            {
+                assumed.divisible_by = 1 << size.trailing_zeros();
+            }
+        }
+        specialization
+    };
+    let all = fitted(dense(def));
+    let recorded = def.record(dtypes, constants, &all);
+    match recorded.is_ok_and(|func| precompiled::footprint(&func, sizes).is_err()) {
+        true => fitted(bind::row_major(def)),
+        false => all,
+    }
+}
+
 /// Returns the specialization for dense tensors whose extents are multiples of 16.
-pub fn dense(def: &'static KernelDef) -> Specialization {
+fn dense(def: &'static KernelDef) -> Specialization {
     let mut specialization = bind::row_major(def);
     let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
     for (param, assumed) in passed.zip(&mut specialization.args) {

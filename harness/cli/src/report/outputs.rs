@@ -227,8 +227,16 @@ impl Outputs {
     }
 }
 
-/// Whether a file is directly in the folder of `--out`, and has the extension of a format that is written there.
+/// Whether a file is directly in the folder of `--out`, and has the extension of a format that is written there: it itself,
+/// the file that it links to, or one that links to it.
 fn may_be_replaced(path: &Path, folder: &Path) -> bool {
+    let target = files::resolve_links(path).unwrap_or_default();
+    let inside = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut same = inside.filter(|inside| files::check_distinct(&[inside, path], &[]).is_err());
+    is_in_folder(path, folder) || is_in_folder(&target, folder) || same.any(|inside| is_in_folder(&inside, folder))
+}
+
+fn is_in_folder(path: &Path, folder: &Path) -> bool {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let is_inside = match (fs::canonicalize(parent), fs::canonicalize(folder)) {
         (Ok(parent), Ok(folder)) => parent == folder,

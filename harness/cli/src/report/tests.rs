@@ -321,4 +321,14 @@ fn files_that_another_option_would_replace_are_refused() {
     let same = Outputs { json: Some(rows.clone()), ..Outputs::default() };
     let message = same.check_with([("--record", &rows)]).unwrap_err().to_string();
     assert!(message.contains("--json and --record name the same file"), "{message}");
+    // A link into the folder, and one in the folder.
+    let link = folder.path().join("link.jsonl");
+    std::os::unix::fs::symlink("all/rows.json", &link).unwrap();
+    let outside = folder.path().join("outside.jsonl");
+    std::fs::write(&outside, "").unwrap();
+    std::os::unix::fs::symlink("../outside.jsonl", all.join("bench.json")).unwrap();
+    for path in [&link, &outside] {
+        let message = outputs.check_with([("--record", path)]).unwrap_err().to_string();
+        assert!(message.contains("in the folder of --out"), "{message}");
+    }
 }

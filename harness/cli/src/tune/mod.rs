@@ -345,7 +345,11 @@ fn measure(problem: &impl Problem, device: &Device, arguments: &Settings, log: &
         CliError::Failure(format!("internal error: `{}` chose no configuration; please report this", problem.kernel()))
     })?;
     let (kernel, key, config) = (choice.kernel.to_string(), choice.key.clone(), choice.config.to_string());
-    Ok(TuneResult { title: problem.title(), kernel, key, config, ..TuneResult::default() })
+    let compiler = Some(tilewright_codegen::compiler_id().to_string());
+    let saved = autotune::saved_choices(&kernel, device).entries;
+    let same = |entry: &&Entry| (&entry.key, &entry.config, &entry.compiler) == (&key, &config, &compiler);
+    let median_ms = saved.iter().find(same).and_then(|entry| entry.median_ms);
+    Ok(TuneResult { title: problem.title(), kernel, key, config, median_ms, ..TuneResult::default() })
 }
 
 impl TuneResult {

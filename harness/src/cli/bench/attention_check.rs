@@ -7,7 +7,7 @@ use tilewright::{Buffer, Device, elements};
 use super::data::{Number, Value, normal, values};
 use super::record::{BenchError, accept};
 use super::tiles::MAX_TILE;
-use crate::cli::demo::case::{relative_error, tolerance};
+use crate::cli::demo::case::{relative_error, relative_to, tolerance};
 
 /// All buffers of the forward and the backward pass, allocated once.
 pub struct Attention<T: Number> {
@@ -38,6 +38,8 @@ pub struct Expected {
     o: Vec<f64>,
     lse: Vec<f64>,
     gradients: Gradients,
+    /// Bounds on the norms of the errors of dQ and dK that come from rounded scores.
+    errors: [f64; 2],
 }
 
 /// Returns a smaller problem, with sequences of at most 2 · [`MAX_TILE`] rows, for which a launch with the same tiles
@@ -246,12 +248,21 @@ impl<T: Number> Attention<T> {
     pub fn expected(&self) -> tilewright::Result<Expected> {
         let [q, k, v, d_o] = [values(&self.q)?, values(&self.k)?, values(&self.v)?, values(&self.d_o)?];
         let (o, lse) = reference::forward(&self.problem, &q, &k, &v);
-        Ok(Expected { o, lse, gradients: reference::backward(&self.problem, &q, &k, &v, &d_o) })
+        let errors = reference::backward_errors(&self.problem, &q, &k, &v, &d_o, self.score_error());
+        Ok(Expected { o, lse, gradients: reference::backward(&self.problem, &q, &k, &v, &d_o), errors })
+    }
+
+    /// The absolute error of a score, relative to the product of scale and the norms of q and k: of sums in f32, or of
+    /// products in tf32.
+    fn score_error(&self) -> f64 {
+        let is_tf32 = T::dtype().bytes() == 4 && self.limit > tolerance(T::dtype());
+        f64::exp2(if is_tf32 { -11.0 } else { -22.0 })
     }
 
     /// Returns the largest error of O and the log-sum-exp.
     pub fn check_forward(&self, expected: &Expected) -> Result<f64, BenchError> {
-        max_error(self.limit, &[("o", &values(&self.o)?, &expected.o), ("lse", &values(&self.lse)?, &expected.lse)])
+        let (o, lse) = (values(&self.o)?, values(&self.lse)?);
+        max_error(self.limit, &[("o", &o, &expected.o, 0.0), ("lse", &lse, &expected.lse, 0.0)])
     }
 
     /// Returns the largest error of dQ, dK and dV.
@@ -259,13 +270,15 @@ impl<T: Number> Attention<T> {
         let Gradients { dq, dk, dv, d_relative, d_sinks } = &expected.gradients;
         let [found_q, found_k, found_v] = [values(&self.dq)?, values(&self.dk)?, values(&self.dv)?];
         let (found_relative, found_sinks) = (values(&self.d_relative)?, values(&self.d_sinks)?);
-        let mut found = vec![("dq", &found_q[..], &dq[..]), ("dk", &found_k, dk), ("dv", &found_v, dv)];
+        let [error_q, error_k] = expected.errors;
+        let mut found =
+            vec![("dq", &found_q[..], &dq[..], error_q), ("dk", &found_k, dk, error_k), ("dv", &found_v, dv, 0.0)];
         if self.problem.modifiers.relative {
-            found.push(("the gradient of the relative bias", &found_relative, d_relative));
+            found.push(("the gradient of the relative bias", &found_relative, d_relative, 0.0));
         }
         if self.problem.modifiers.sinks && T::dtype().bytes() == 4 {
             // Its terms cancel each other, so that the rounding of O in a short type would be most of it.
-            found.push(("the gradients of the sinks", &found_sinks, d_sinks));
+            found.push(("the gradients of the sinks", &found_sinks, d_sinks, 0.0));
         }
         max_error(self.limit, &found)
     }
@@ -301,7 +314,7 @@ impl<T: Number> Attention<T> {
                 found_lse.push(lse[row]);
             }
         }
-        max_error(self.limit, &[("o", &found, &want), ("lse", &found_lse, &want_lse)])
+        max_error(self.limit, &[("o", &found, &want, 0.0), ("lse", &found_lse, &want_lse, 0.0)])
     }
 
     /// As [`Attention::check_backward`], for a few rows. Expected gradients are computed from the O, and dK and dV from the
@@ -310,39 +323,48 @@ impl<T: Number> Attention<T> {
         let (heads, rows) = self.samples();
         let mut found: [Vec<f64>; 3] = Default::default();
         let mut want: [Vec<f64>; 3] = Default::default();
+        let (mut squares, unit) = ([0.0; 3], self.score_error());
         for &head in &heads {
             let h = self.head(head)?;
             let gradients = [self.part(&self.dq, head)?, self.part(&self.dk, head)?, self.part(&self.dv, head)?];
             for &row in &rows {
                 let p = &self.problem;
                 let rows = [(&h.q, p.d), (&h.o, p.d_v), (&h.d_o, p.d_v)].map(|(x, d)| row_of(x, row, d));
-                let dq = p.one_row_gradient([head % p.heads_q, row], rows, [&h.k, &h.v]);
-                let (dk, dv) = self.key_row(&h, head % p.heads_q, row);
+                let at = [head % p.heads_q, row];
+                let dq = p.one_row_gradient(at, rows, [&h.k, &h.v]);
+                let (dk, dv, square) = self.key_row(&h, head % p.heads_q, row);
+                squares[0] += p.one_row_gradient_error(at, rows, [&h.k, &h.v], unit).powi(2);
+                squares[1] += square;
                 for (i, gradient) in [dq, dk, dv].into_iter().enumerate() {
                     want[i].extend(gradient);
                     found[i].extend_from_slice(row_of(&gradients[i], row, if i == 2 { p.d_v } else { p.d }));
                 }
             }
         }
-        max_error(self.limit, &[("dq", &found[0], &want[0]), ("dk", &found[1], &want[1]), ("dv", &found[2], &want[2])])
+        let names = ["dq", "dk", "dv"];
+        let outputs = [0, 1, 2].map(|i| (names[i], &found[i][..], &want[i][..], f64::sqrt(squares[i])));
+        max_error(self.limit, &outputs)
     }
 
     /// Computes dK and dV of key `j`: with P = exp(S − L) and dP = dO Vᵀ, dV = Σ P dO and dK = scale · Σ P (dP − dO·O)
-    /// Q, each term times the derivative of the modified score.
-    fn key_row(&self, h: &Head, head: usize, j: usize) -> (Vec<f64>, Vec<f64>) {
+    /// Q, each term times the derivative of the modified score. Also returns the square of a bound on the norm of the error
+    /// of dK.
+    fn key_row(&self, h: &Head, head: usize, j: usize) -> (Vec<f64>, Vec<f64>, f64) {
         let Problem { d, d_v, n_q, scale, .. } = self.problem;
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let (k, v) = (row_of(&h.k, j, d), row_of(&h.v, j, d_v));
-        let (mut dk, mut dv) = (vec![0.0; d], vec![0.0; d_v]);
+        let (mut dk, mut dv, mut squares) = (vec![0.0; d], vec![0.0; d_v], 0.0);
         for i in (0..n_q).filter(|&i| self.problem.seen(i).contains(&j)) {
             let (q, d_o) = (row_of(&h.q, i, d), row_of(&h.d_o, i, d_v));
             let (score, derivative) = self.problem.modified(scale * dot(q, k), head, i, j);
             let p = (score - h.lse[i]).exp();
-            let ds = scale * p * (dot(d_o, v) - dot(d_o, row_of(&h.o, i, d_v))) * derivative;
+            let d_modified = p * (dot(d_o, v) - dot(d_o, row_of(&h.o, i, d_v)));
+            let ds = scale * d_modified * derivative;
+            squares += self.problem.ds_error([q, k], d_modified, self.score_error()).powi(2) * dot(q, q);
             dk.iter_mut().zip(q).for_each(|(dk, q)| *dk += ds * q);
             dv.iter_mut().zip(d_o).for_each(|(dv, d_o)| *dv += p * d_o);
         }
-        (dk, dv)
+        (dk, dv, squares)
     }
 
     /// The elements of a head.
@@ -388,14 +410,15 @@ fn row_of(x: &[f64], row: usize, d: usize) -> &[f64] {
     &x[row * d..(row + 1) * d]
 }
 
-/// Returns the largest error of `outputs`: (name, found, expected).
+/// Returns the largest error of `outputs`: name, found, expected, and what the norm of the error may be beside `limit`.
 ///
 /// # Errors
-/// A [`BenchError::WrongResult`] if an error exceeds `limit`.
-fn max_error(limit: f64, outputs: &[(&str, &[f64], &[f64])]) -> Result<f64, BenchError> {
+/// A [`BenchError::WrongResult`] if an error exceeds both.
+fn max_error(limit: f64, outputs: &[(&str, &[f64], &[f64], f64)]) -> Result<f64, BenchError> {
     let mut largest = 0.0_f64;
-    for (name, found, want) in outputs {
-        largest = largest.max(accept(name, relative_error(found, want), limit)?);
+    for &(name, found, want, more) in outputs {
+        let norm = relative_to(want);
+        largest = largest.max(accept(name, relative_error(found, want), limit + more / norm)?);
     }
     Ok(largest)
 }
@@ -447,6 +470,28 @@ mod tests {
             assert_wrong(a.spot_check_backward(), "dq");
             a.o.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
             assert_wrong(a.spot_check_forward(), "o");
+        }
+    }
+
+    /// The bound on errors of dQ and dK is as large as f32 requires, but finds wrong elements.
+    #[test]
+    fn softcaps_of_all_sizes_are_checked() {
+        for softcap in [1e-6, 1e-3, 30.0] {
+            let modifiers = reference::Modifiers { softcap: Some(softcap), ..Default::default() };
+            let problem = Problem { modifiers, ..problem(70, true) };
+            let mut a = Attention::<f32>::new(&Device::cpu(), problem).unwrap();
+            let expected = a.expected().unwrap();
+            let options = Options::new(true);
+            a.forward(&options).unwrap();
+            a.backward(&options).unwrap();
+            let forward = [a.check_forward(&expected), a.spot_check_forward()];
+            for error in forward.into_iter().chain([a.check_backward(&expected), a.spot_check_backward()]) {
+                assert!(error.is_ok(), "{softcap}: {error:?}");
+            }
+            let last = 2 * 70 * 16 - 1;
+            a.dq.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
+            assert_wrong(a.check_backward(&expected), "dq");
+            assert_wrong(a.spot_check_backward(), "dq");
         }
     }
 

@@ -40,8 +40,11 @@ pub struct Arguments {
     #[arg(long)]
     n_k: Option<usize>,
     /// Head dimension, 1 to 256
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, alias = "head-dim", default_value_t = 128)]
     d: usize,
+    /// Head dimension of values and outputs. Default: that of queries and keys
+    #[arg(long, value_name = "DIM", value_parser = clap::value_parser!(u16).range(1..=256))]
+    head_dim_v: Option<u16>,
     /// Rows of a page, separated by commas; 0 is a cache without pages
     #[arg(long, value_delimiter = ',', default_value = "0,16,64,256")]
     page: Vec<usize>,
@@ -102,7 +105,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     if modifiers.relative && !rows.is_empty() {
         return Err(CliError::usage("--rows has no relative biases", "leave --rows or the modifier `relative` out"));
     }
-    let problem = Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v: d, causal: true, scale, modifiers };
+    let d_v = arguments.head_dim_v.map_or(d, usize::from);
+    let problem = Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v, causal: true, scale, modifiers };
     let copy_gbps = copy::bandwidth(&arguments.common, &device)?;
     for &page in &arguments.page {
         let dtype = arguments.dtype.as_deref().unwrap_or(if device.is_cuda() { "bf16" } else { "f32" });
@@ -134,7 +138,7 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn measure<T: Number>(&self, recorder: &mut Recorder) -> Result<()> {
-        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
+        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v, .. } = self.problem;
         let pages = match self.page {
             0 => "rows".to_string(),
             page => format!("pages of {page}"),
@@ -152,7 +156,8 @@ impl Case<'_> {
             }
         };
         let modifiers = self.arguments.modifiers.text();
-        let row = row.case(&format!("{heads_kv} key/value heads, {pages}{stored}{rows}{modifiers}"));
+        let of_values = if d_v == d { String::new() } else { format!(", d_v={d_v}") };
+        let row = row.case(&format!("{heads_kv} key/value heads, {pages}{stored}{of_values}{rows}{modifiers}"));
         let row = match self.tiles {
             Some(tiles) => row.tiles(tiles::text(tiles)),
             None => row,
@@ -165,7 +170,7 @@ impl Case<'_> {
             end.saturating_sub(first)
         };
         let seen: usize = self.rows_of().into_iter().map(seen_by).sum();
-        let bytes = 2.0 * (heads_kv * seen * d * size) as f64;
+        let bytes = (heads_kv * seen * (d + d_v) * size) as f64;
         let timed = match self.arguments.cache_dtype.as_deref() {
             Some("f8e4m3") => self.timed::<T, F8E4M3>(),
             Some(_) => self.timed::<T, F8E5M2>(),
@@ -183,22 +188,24 @@ impl Case<'_> {
     }
 
     fn timed<T: Number, C: Value + Dtype>(&self) -> Measured {
-        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, .. } = self.problem;
+        let Problem { batch, heads_q, heads_kv, n_q, n_k, d, d_v, .. } = self.problem;
         let device = self.device;
         let columns = n_k.div_ceil(self.page.max(1));
         let (entries, rows) = if self.page == 0 { (batch, n_k) } else { (batch * columns, self.page) };
-        device.check_memory([2, entries, heads_kv, rows, d, size_of::<C>()].map(|n| n as f64).iter().product())?;
-        let keys = [entries, heads_kv, rows, d];
+        device.check_memory([entries, heads_kv, rows, d + d_v, size_of::<C>()].map(|n| n as f64).iter().product())?;
+        let [k_shape, v_shape] = [d, d_v].map(|d| [entries, heads_kv, rows, d]);
         // Those of all sequences in one batch entry, or not.
         let rows_of = self.rows_of();
         let is_packed = !self.arguments.rows.is_empty();
         let all_rows: usize = rows_of.iter().sum();
-        let o_shape = if is_packed { [1, heads_q, all_rows, d] } else { [batch, heads_q, n_q, d] };
-        let q = normal::<T>(device, heads_q * all_rows * d, 1)?;
+        let [q_shape, o_shape] =
+            [d, d_v].map(|d| if is_packed { [1, heads_q, all_rows, d] } else { [batch, heads_q, n_q, d] });
+        let q = normal::<T>(device, q_shape.iter().product(), 1)?;
         let starts: Vec<i32> = (0..=batch).map(|s| rows_of[..s].iter().sum::<usize>() as i32).collect();
         let starts = Buffer::from_slice(device, &starts)?;
         let row_starts = is_packed.then(|| starts.tensor([batch + 1])).transpose()?;
-        let [k, v] = [2, 3].map(|seed| normal::<C>(device, entries * heads_kv * rows * d, seed));
+        let [k, v] =
+            [(k_shape, 2), (v_shape, 3)].map(|(shape, seed)| normal::<C>(device, shape.iter().product(), seed));
         let (k, v) = (k?, v?);
         let page_of = |i: usize| i * prime(entries) % entries;
         let table: Vec<i32> = (0..batch * columns).map(|i| page_of(i) as i32).collect();
@@ -227,11 +234,11 @@ impl Case<'_> {
         };
         let mut o = Buffer::<T>::poisoned(device, o_shape.iter().product())?;
         let mut lse = Buffer::<f32>::poisoned(device, heads_q * all_rows)?;
-        let needed = forward_workspace::<T>(device, o_shape, keys, keys, &options);
+        let needed = forward_workspace::<T>(device, q_shape, k_shape, v_shape, &options);
         let mut workspace = Buffer::<f32>::poisoned(device, needed)?;
         let mut launch = || {
-            let (q, target) = (Tensor::dense(q.view(), o_shape)?, TensorMut::dense(o.view_mut(), o_shape)?);
-            let (k, v) = (Tensor::dense(k.view(), keys)?, Tensor::dense(v.view(), keys)?);
+            let (q, target) = (Tensor::dense(q.view(), q_shape)?, TensorMut::dense(o.view_mut(), o_shape)?);
+            let (k, v) = (Tensor::dense(k.view(), k_shape)?, Tensor::dense(v.view(), v_shape)?);
             forward_into(device, q, k, v, target, lse.view_mut(), workspace.view_mut(), &options)
         };
         launch()?;
@@ -244,6 +251,7 @@ impl Case<'_> {
         checked.sort_unstable();
         checked.dedup();
         let of_entry = |x: &Buffer<C>, side: usize, entry: usize| -> tilewright::Result<Vec<f64>> {
+            let d = [d, d_v][side];
             let mut keys = vec![0.0; heads_kv * n_k * d];
             let (places, len) = (n_k.div_ceil(rows), heads_kv * rows * d);
             for place in 0..places {
@@ -265,15 +273,15 @@ impl Case<'_> {
             let n_q = rows_of[entry].min(64);
             let end = if is_packed { rows_of[..=entry].iter().sum() } else { rows_of[entry] };
             let [_, heads, all, _] = o_shape;
-            let own = |x: &[f64]| -> Vec<f64> {
+            let own = |x: &[f64], d: usize| -> Vec<f64> {
                 let first = if is_packed { 0 } else { entry };
                 let of_head = |head: usize| &x[((first * heads + head) * all + end - n_q) * d..][..n_q * d];
                 (0..heads).flat_map(of_head).copied().collect()
             };
             let problem = Problem { batch: 1, n_q, ..self.problem };
             let (k, v) = (of_entry(&k, 0, entry)?, of_entry(&v, 1, entry)?);
-            let (want, _) = reference::forward(&problem, &own(&q), &k, &v);
-            error = error.max(relative_error(&own(&o), &want));
+            let (want, _) = reference::forward(&problem, &own(&q, d), &k, &v);
+            error = error.max(relative_error(&own(&o, d_v), &want));
         }
         Ok((timing, accept("o", error, tolerance(T::dtype()))?))
     }

@@ -182,6 +182,7 @@ impl Case {
                 dtypes: call.dtypes.clone(),
                 constants: call.constants.clone(),
                 specialization: call.with_args(self, &mut buffers, |args| specialization(call.def, args))?,
+                sizes: Vec::new(),
                 target: target.clone(),
                 options: CompileOptions {
                     num_warps: call.num_warps,
@@ -201,13 +202,14 @@ pub fn relative_error(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len(), "internal error: an output of another size; please report this");
     // Equal infinities count as correct: the log-sum-exp of a fully masked row is −∞.
     let difference = |(&f, &e): (&f64, &f64)| if f == e { 0.0 } else { (f - e).powi(2) };
-    let norm: f64 = expected.iter().filter(|e| e.is_finite()).map(|e| e * e).sum();
     let distance: f64 = found.iter().zip(expected).map(difference).sum();
-    match (distance, norm) {
-        (0.0, _) => 0.0,
-        (distance, 0.0) => (distance / found.len() as f64).sqrt(),
-        (distance, norm) => (distance / norm).sqrt(),
-    }
+    if distance == 0.0 { 0.0 } else { distance.sqrt() / relative_to(expected) }
+}
+
+/// What [`relative_error`] divides the norm of a difference by.
+pub fn relative_to(expected: &[f64]) -> f64 {
+    let norm: f64 = expected.iter().filter(|e| e.is_finite()).map(|e| e * e).sum();
+    if norm == 0.0 { (expected.len().max(1) as f64).sqrt() } else { norm.sqrt() }
 }
 
 /// Returns the tolerance on the relative error of results in `dtype` that are accumulated in f32.

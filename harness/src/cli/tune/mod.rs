@@ -10,7 +10,7 @@ use tilewright_cli::device::open;
 use tilewright_cli::tune::{Settings, tune};
 
 use self::worker::Problem;
-use super::{CliError, Result, choose, shipped};
+use super::{CliError, Result, choose, expect_used, shipped};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -22,9 +22,9 @@ pub struct Arguments {
     /// Element types, separated by commas; f64 for matmul only. Default: bf16, or f32 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32", "f64"])]
     dtype: Vec<String>,
-    /// Attention: batch size
-    #[arg(long, default_value_t = 1)]
-    batch: usize,
+    /// Attention: batch size. Default: 1
+    #[arg(long)]
+    batch: Option<usize>,
     /// Attention: number of heads. Default: 16, or 2 on the CPU
     #[arg(long)]
     heads: Option<usize>,
@@ -34,15 +34,15 @@ pub struct Arguments {
     /// Attention: head dimensions, separated by commas. Default: 64,128, or 64 on the CPU
     #[arg(long, alias = "dim", value_delimiter = ',')]
     head_dim: Vec<usize>,
-    /// Attention: causal mask; `true,false` tunes with and without
-    #[arg(long, value_delimiter = ',', default_value = "true", action = clap::ArgAction::Set)]
+    /// Attention: causal mask; `true,false` tunes with and without. Default: true
+    #[arg(long, value_delimiter = ',', action = clap::ArgAction::Set)]
     causal: Vec<bool>,
     /// Matmul: sizes m×n×k, separated by commas. Default: 4096x4096x4096, or 256x256x256 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = worker::size)]
     size: Vec<[usize; 3]>,
     /// Matmul: column-major operands, separated by commas: none, a, b, ab. A linear layer has b forward, none for the
-    /// gradient of its input, and a for the gradient of its weight
-    #[arg(long, alias = "columns", value_delimiter = ',', default_value = "none", value_parser = worker::columns)]
+    /// gradient of its input, and a for the gradient of its weight. Default: none
+    #[arg(long, alias = "columns", value_delimiter = ',', value_parser = worker::columns)]
     column_major: Vec<[bool; 2]>,
     /// f32 on a GPU: precision of matmul and attention, separated by commas. Default: tf32x3
     #[arg(long, value_delimiter = ',', value_parser = ["tf32x3", "tf32", "ieee"])]
@@ -92,14 +92,17 @@ impl Arguments {
         let sizes = if self.size.is_empty() { &default_size[..] } else { &self.size };
         let default_dtype = [if gpu { "bf16" } else { "f32" }.to_string()];
         let dtypes = if self.dtype.is_empty() { &default_dtype[..] } else { &self.dtype };
+        self.expect_used(&kernels, gpu && dtypes.iter().any(|dtype| dtype == "f32"))?;
+        let batch = self.batch.unwrap_or(1);
+        let masks = if self.causal.is_empty() { &[true][..] } else { &self.causal };
+        let orders = if self.column_major.is_empty() { &[[false; 2]][..] } else { &self.column_major };
         if self.rows == Some(0) || self.d.contains(&0) {
             return Err(CliError::usage(
                 "kernels cannot be tuned for empty tensors",
                 "--rows and --d must be at least 1",
             ));
         }
-        let wrong =
-            [self.batch, heads].contains(&0) || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
+        let wrong = [batch, heads].contains(&0) || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
         if wrong {
             return Err(CliError::usage(
                 "invalid shape of attention",
@@ -122,7 +125,7 @@ impl Arguments {
                 }
                 if kernel == worker::MATMUL {
                     for precision in precisions(dtype) {
-                        for &columns in &self.column_major {
+                        for &columns in orders {
                             problems.extend(sizes.iter().map(|&size| Problem::matmul(dtype, precision, size, columns)));
                         }
                     }
@@ -136,8 +139,8 @@ impl Arguments {
                 }
                 for precision in precisions(dtype) {
                     for &d in &dims {
-                        for &causal in &self.causal {
-                            let shape = |n| [self.batch, heads, n, d];
+                        for &causal in masks {
+                            let shape = |n| [batch, heads, n, d];
                             let problem = |&n| Problem::attention(kernel, dtype, precision, shape(n), causal);
                             problems.extend(lengths.iter().map(problem));
                         }
@@ -146,5 +149,29 @@ impl Arguments {
             }
         }
         Ok(problems)
+    }
+
+    /// Refuses options that none of the kernels uses. `has_f32`: whether one is tuned for f32 on a GPU.
+    fn expect_used(&self, kernels: &[&'static str], has_f32: bool) -> Result<()> {
+        let attention = kernels.iter().any(|kernel| worker::ATTENTION.contains(kernel));
+        let matmul = kernels.contains(&worker::MATMUL);
+        let rowwise = kernels.iter().any(|kernel| worker::default_row_shapes(kernel).is_some());
+        let precision = has_f32 && (attention || matmul);
+        let options = [
+            ("--batch", self.batch.is_some(), "attention", attention),
+            ("--heads", self.heads.is_some(), "attention", attention),
+            ("--seq-len", !self.seq_len.is_empty(), "attention", attention),
+            ("--head-dim", !self.head_dim.is_empty(), "attention", attention),
+            ("--causal", !self.causal.is_empty(), "attention", attention),
+            ("--size", !self.size.is_empty(), "matmul", matmul),
+            ("--column-major", !self.column_major.is_empty(), "matmul", matmul),
+            ("--precision", !self.precision.is_empty(), "matmul and attention of f32 on a GPU", precision),
+            ("--rows", self.rows.is_some(), "row-wise kernels", rowwise),
+            ("--d", !self.d.is_empty(), "row-wise kernels", rowwise),
+        ];
+        expect_used(options.map(|(option, is_given, of, is_tuned)| {
+            let help = "omit it, or tune what it is for".to_string();
+            (option, is_given && !is_tuned, format!("it is for {of}"), help)
+        }))
     }
 }
