@@ -190,8 +190,20 @@ pub fn rope(x: &Tensor, rope: &Rope, start: usize) -> Result<Tensor> {
 /// Whether one stride leads from each token [d] of x [batch, length, heads, d] to the next, also across batches.
 fn batches_are_contiguous(x: &Tensor) -> bool {
     match (x.dims(), x.stride()) {
-        (&[batch, length, ..], &[by_batch, by_token, ..]) => batch <= 1 || by_batch == by_token * length,
+        (&[batch, length, ..], &[by_batch, by_token, ..]) => {
+            token_stride([batch, length], [by_batch, by_token].map(|stride| stride as i64)).is_some()
+        }
         _ => false,
+    }
+}
+
+/// The stride between the tokens of all batches; `None` where there is none.
+fn token_stride([batch, length]: [usize; 2], [by_batch, by_token]: [i64; 2]) -> Option<i64> {
+    match (batch, length) {
+        (0..=1, _) => Some(by_token),
+        // The stride of a dimension of one element says nothing, also in a tensor that is contiguous for candle.
+        (_, 1) => Some(by_batch),
+        _ => (by_batch == by_token * length as i64).then_some(by_token),
     }
 }
 
@@ -199,9 +211,8 @@ fn batches_are_contiguous(x: &Tensor) -> bool {
 fn flatten_batch<'a, T: Elem>(x: &'a Read<'_, T>) -> Result<kernels::Tensor<'a, T, 3>> {
     let x = x.strided::<4>()?;
     let ([batch, length, heads, d], [by_batch, by_token, by_head, by_element]) = (x.shape(), x.strides());
-    if batch > 1 && by_batch != by_token * length as i64 {
-        return Err(candle_core::Error::RequiresContiguous { op: "rope" }.bt());
-    }
+    let by_token = token_stride([batch, length], [by_batch, by_token])
+        .ok_or_else(|| candle_core::Error::RequiresContiguous { op: "rope" }.bt())?;
     kernels::Tensor::strided(x.view(), [batch * length, heads, d], [by_token, by_head, by_element])
         .map_err(kernel_error)
 }

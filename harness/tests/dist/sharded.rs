@@ -166,6 +166,13 @@ fn goes_on(comm: Communicator, exchange: Exchange, start: &[f32], state: &State,
     params.values().slice_set(&flat, 0, 0).unwrap();
     let mut optimizer = optimizer(&params, &ddp, &[FIRST.as_slice(), &SECOND].concat());
     let before = optimizer.bytes();
+    let mut reads = 0;
+    let failed = optimizer.load_with(&state.steps, |_, _, _| {
+        reads += 1;
+        Err(tilewright::Error::HostMemory { requested: 1 })
+    });
+    assert!(failed.is_err() || reads == 0, "the error of the first read");
+    // Nothing is lost by it: another state is loaded whole.
     optimizer.load_state(state).unwrap();
     assert_eq!(optimizer.bytes(), before, "no element has duplicate state");
     assert_eq!(optimizer.steps(), from as u64);

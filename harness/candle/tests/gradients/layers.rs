@@ -199,6 +199,13 @@ fn rope_of_both_pairings() {
             check(&format!("{what} by token"), dtype, &x, by_token, formula);
         }
     }
+    // Strides of a dimension of one token say nothing.
+    let rope = Rope::new(D, 100.0, 16, cpu).unwrap();
+    let x = random(&[2, 3, 2, D], DType::F32, 1).to_dtype(DType::F32).unwrap();
+    let (all, last) = (ours::rope(&x, &rope, 4).unwrap(), x.narrow(2, 1, 1).unwrap().force_contiguous().unwrap());
+    let [all, last] = [all.narrow(2, 1, 1).unwrap(), ours::rope(&last, &rope, 5).unwrap()]
+        .map(|y| y.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+    assert_eq!(all, last);
     let scaled = Rope::from_frequencies(&[0.5], 4, cpu).unwrap();
     let x = Tensor::new(&[[[[1_f32, 0.0], [1.0, 0.0]]]], cpu).unwrap();
     let y = ours::rope(&x, &scaled, 1).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();

@@ -524,30 +524,36 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     /// tensor at an index of [`FlatOptimizer::STATE`], which are zero before. `steps` as in [`State`].
     ///
     /// # Errors
-    /// Errors of `read`; no memory.
+    /// Errors of `read`; no memory. Then part of the state is loaded: load another one before the next step.
     pub fn load_with<E: From<tilewright::Error>>(
         &mut self,
         steps: &[(Range<usize>, u64)],
         mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut own = Vec::new();
-        for (part, range) in std::mem::take(&mut self.own).into_iter().map(|(part, own)| (part, own.range())) {
-            for (range, steps) in split_by_steps(&range, steps) {
+        let mut at = 0;
+        while let Some((part, own)) = self.own.get(at) {
+            let (part, own) = (*part, own.range());
+            let ranges = split_by_steps(&own, steps);
+            if ranges.len() != 1 {
+                let new =
+                    |(range, _): &(Range<usize>, u64)| Ok((part, O::new(&self.device, range.clone(), &self.options)?));
+                let split: Vec<_> = ranges.iter().map(new).collect::<tilewright::Result<_>>()?;
+                self.own.splice(at..=at, split);
+            }
+            for (range, steps) in ranges {
                 let mut pieces = Vec::new();
                 for index in 0..O::STATE.len() {
                     let mut piece = vec![0.0_f32; range.len()];
                     read(index, range.clone(), &mut piece)?;
                     pieces.push(piece);
                 }
-                let mut loaded = O::new(&self.device, range, &self.options)?;
-                loaded.restore(steps, |name, mut memory| {
+                self.own[at].1.restore(steps, |name, mut memory| {
                     let index = O::STATE.iter().position(|known| *known == name).unwrap_or(0);
                     memory.copy_from_slice(&pieces[index])
                 })?;
-                own.push((part, loaded));
+                at += 1;
             }
         }
-        self.own = own;
         self.step_counts = self.step_counts.iter().flat_map(|(range, _)| split_by_steps(range, steps)).collect();
         Ok(())
     }
