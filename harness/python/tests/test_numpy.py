@@ -251,6 +251,132 @@ def test_attention_of_strided_arrays(rng):
     close(tw.attention(q, k[:, :, ::2], v[:, :, ::2]), o64)
 
 
+CACHE_LENGTHS = [5, 0, 12]
+
+
+def caches(rng, dtype, widths=(16, 24)):
+    """Keys and values of three entries as rows, the same in pages of 4 rows, and the table of pages; what is no key is NaN."""
+    table = np.array([[7, 2, -1], [1, 2**31 - 1, -9], [4, 99, 0]], np.int32)
+    rows = [rng.standard_normal((3, 2, 12, d)).astype(dtype) for d in widths]
+    # Heads are together in memory, as in flash-attn's caches.
+    pages = [np.full((10, 4, 2, d), np.nan, dtype).swapaxes(1, 2) for d in widths]
+    for x, paged in zip(rows, pages):
+        for entry, length in enumerate(CACHE_LENGTHS):
+            x[entry, :, length:] = np.nan
+            for key in range(length):
+                page = table[entry, key // 4]
+                if 0 <= page < 10:
+                    paged[page, :, key % 4] = x[entry, :, key]
+                else:
+                    x[entry, :, key] = 0
+    return rows, pages, table
+
+
+def cached64(queries, rows, causal, relative_bias=None, **options):
+    """o and lse of each entry's queries [1, heads, n_q, d], over its keys alone."""
+    results = []
+    for entry, (q, length) in enumerate(zip(queries, CACHE_LENGTHS)):
+        k, v = (x[entry : entry + 1, :, :length] for x in rows)
+        # With keys up to `length`, distances are those of the first elements.
+        bias = None if relative_bias is None else relative_bias[:, : q.shape[2] + length - 1]
+        results.append(attention64(q, k, v, causal, q.shape[3] ** -0.5, relative_bias=bias, **options)[:2])
+    return results
+
+
+CACHE_OPTIONS = [
+    {},
+    {"causal": True},
+    {"causal": True, "window": 3, "softcap": 2.0, "sinks": SINKS},
+    {"causal": True, "prefix": 2},
+    {"alibi_slopes": SLOPES},
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [*CACHE_OPTIONS, {"relative_bias": None}], ids=lambda options: "-".join(options) or "plain")
+def test_attention_with_a_cache(rng, dtype, options):
+    rows, pages, table = caches(rng, dtype)
+    q = rng.standard_normal((3, 4, 2, 16)).astype(dtype)
+    options = {"causal": False} | options
+    if "relative_bias" in options:
+        options["relative_bias"] = rng.standard_normal((4, 2 + 12 - 1)).astype(np.float32)
+    expected = cached64([q[i : i + 1] for i in range(3)], rows, **options)
+    o64, lse64 = (np.concatenate([result[i] for result in expected]) for i in range(2))
+    finite = np.isfinite(lse64)
+    lengths = np.array(CACHE_LENGTHS, np.int32)
+    for k, v, more in [(*rows, {}), (*pages, {"block_table": table})]:
+        o, lse = tw.attention_forward(q, k, v, cache_seqlens=lengths, **more, **options)
+        close(o, o64, dtype)
+        assert (np.isneginf(lse) == ~finite).all()
+        close(lse[finite], lse64[finite], dtype)
+        np.testing.assert_array_equal(tw.attention(q, k, v, cache_seqlens=lengths, **more, **options), o)
+    # Numbers below 0 count as 0, and larger ones than there is room for as that.
+    others = np.array([5, -3, 2**31 - 1], np.int32)
+    np.testing.assert_array_equal(tw.attention(q, *pages, cache_seqlens=others, block_table=table, **options), o)
+
+
+@pytest.mark.parametrize("options", CACHE_OPTIONS, ids=lambda options: "-".join(options) or "plain")
+def test_entries_of_a_cache_have_different_numbers_of_queries(rng, options):
+    rows, pages, table = caches(rng, np.float32)
+    starts, lengths = np.array([0, 1, 4, 6], np.int32), np.array(CACHE_LENGTHS, np.int32)
+    # The last row is of no entry.
+    q = rng.standard_normal((1, 4, 7, 16)).astype(np.float32)
+    options = {"causal": False} | options
+    expected = cached64([q[:, :, start:end] for start, end in zip(starts, starts[1:])], rows, **options)
+    o64 = np.concatenate([o for o, _ in expected] + [np.zeros((1, 4, 1, 24))], 2)
+    for k, v, more in [(*rows, {}), (*pages, {"block_table": table})]:
+        close(tw.attention(q, k, v, cache_seqlens=lengths, cu_seqlens_q=starts, **more, **options), o64)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_cache_of_8_bits(rng, name):
+    dtype = getattr(pytest.importorskip("ml_dtypes"), name)
+    q = rng.standard_normal((3, 4, 2, 16)).astype(np.float32)
+    k, v = (rng.standard_normal((3, 2, 12, d)).astype(dtype) for d in (16, 24))
+    scales, lengths = np.array([[0.3, 0.2], [0.5, 2.0]], np.float32), np.array(CACHE_LENGTHS, np.int32)
+    wide = [x.astype(np.float64) * of_heads[:, None, None] for x, of_heads in zip((k, v), scales)]
+    o64 = np.concatenate([o for o, _ in cached64([q[i : i + 1] for i in range(3)], wide, True)])
+    of_entries = [np.ascontiguousarray(np.broadcast_to(x[:, None], (3, 2, 1))) for x in scales]
+    for k_descale, v_descale in (scales, of_entries):
+        found = tw.attention(q, k, v, causal=True, cache_seqlens=lengths, k_descale=k_descale, v_descale=v_descale)
+        close(found, o64, factor=4)
+
+
+def test_mistakes_of_a_cache_are_exceptions(rng):
+    rows, _, table = caches(rng, np.float32)
+    q, lengths = np.ones((3, 4, 2, 16), np.float32), np.array(CACHE_LENGTHS, np.int32)
+    starts, bias = np.array([0, 1, 4, 6], np.int32), np.ones((4, 13), np.float32)
+    for options, error, message in [
+        ({"cache_seqlens": None, "block_table": table}, ValueError, "block_table: expected cache_seqlens beside it"),
+        ({"cache_seqlens": lengths[:2]}, tilewright.Error, "`cache_seqlens` expects numbers for each of 3 batch entries, found those of 2"),
+        ({"cache_seqlens": lengths.astype(np.int64)}, tilewright.Error, "`cache_seqlens` expects elements of type i32, found i64"),
+        ({"cache_seqlens": np.repeat(lengths, 2)[::2]}, tilewright.Error, "`cache_seqlens` expects a contiguous array"),
+        ({"cache_seqlens": CACHE_LENGTHS}, TypeError, "cache_seqlens: expected an array"),
+        ({"block_table": table[0]}, tilewright.Error, "`block_table` expects 2 dimensions"),
+        ({"block_table": table[:2]}, tilewright.Error, "`block_table` expects numbers for each of 3 batch entries, found those of 2"),
+        ({"block_table": table.astype(np.int64)}, tilewright.Error, "`block_table` expects elements of type i32, found i64"),
+        ({"cu_seqlens_k": starts}, ValueError, "cu_seqlens_k: cannot be combined with cache_seqlens"),
+        ({"cu_seqlens_q": starts}, tilewright.Error, "`q` expects one batch entry, .* found 3 batch entries"),
+        ({"cu_seqlens_q": starts, "relative_bias": bias}, ValueError, "relative_bias: cannot be combined with cache_seqlens and"),
+        ({"k_descale": SLOPES[:2]}, tilewright.Error, "`k_descale` expects v_descale beside it"),
+        ({"k_descale": SLOPES[:2], "v_descale": SLOPES[:2]}, tilewright.Error, "`k` expects 8-bit floats"),
+        ({"window": -1}, ValueError, "window: expected a number of keys of at least 0, found -1"),
+    ]:
+        with pytest.raises(error, match=message):
+            tw.attention(q, *rows, **{"cache_seqlens": lengths} | options)
+    packed = np.ones((1, 4, 7, 16), np.float32)
+    for starts, message in [
+        ([0, 1, 4], "`cache_seqlens` expects numbers for each of 2 sequences of"),
+        ([0], "`cu_seqlens_q` expects the first row of each sequence, and the end of the last, found 1 numbers"),
+        ([0, 3, 2, 5], "`cu_seqlens_q` expects numbers from 0 to at most 7 that do not decrease.* found 2 at 2"),
+        ([0, 3, 5, 8], "`cu_seqlens_q` expects numbers from 0 to at most 7 .* found 8 at 3"),
+    ]:
+        with pytest.raises(tilewright.Error, match=message):
+            tw.attention(packed, *rows, cache_seqlens=lengths, cu_seqlens_q=np.array(starts, np.int32))
+    with pytest.raises(TypeError, match="cache_seqlens"):
+        tw.attention_backward(q, *rows, q, q[..., 0], q, cache_seqlens=lengths)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 33), (2, 3, 64), (1, 9000), (40,)])
 def test_norms(rng, dtype, shape):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._modifiers import check
+from ._modifiers import check, check_cache
 from ._native import Error
 from ._registration import kernel, Op
 from ._shared import (
@@ -295,12 +295,7 @@ def attention(
     if q_descale is not None and not (is_8_bit and k_descale is not None):
         raise ValueError("q_descale: expected q of 8-bit floats, k_descale and v_descale beside it")
     if cache_seqlens is not None or block_table is not None:
-        if cache_seqlens is None:
-            raise ValueError("block_table: expected cache_seqlens beside it")
-        if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k: cannot be combined with cache_seqlens, which has the numbers of keys")
-        if cu_seqlens_q is not None and relative_bias is not None:
-            raise ValueError("relative_bias: cannot be combined with cache_seqlens and cu_seqlens_q")
+        check_cache(cache_seqlens, block_table, cu_seqlens_q, cu_seqlens_k, relative_bias)
     elif not is_8_bit and window is prefix is softcap is alibi_slopes is relative_bias is sinks is None and (
         cu_seqlens_q is cu_seqlens_k is None
     ):

@@ -6,6 +6,18 @@ from numbers import Integral
 from typing import Any
 
 
+def check_cache(
+    cache_seqlens: Any, block_table: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, relative_bias: Any
+) -> None:
+    """Raises ValueError for arguments that a cache of keys does not have."""
+    if cache_seqlens is None and block_table is not None:
+        raise ValueError("block_table: expected cache_seqlens beside it")
+    if cu_seqlens_k is not None:
+        raise ValueError("cu_seqlens_k: cannot be combined with cache_seqlens, which has the numbers of keys")
+    if cu_seqlens_q is not None and relative_bias is not None:
+        raise ValueError("relative_bias: cannot be combined with cache_seqlens and cu_seqlens_q")
+
+
 def check(
     n_q: int,
     n_k: int,

@@ -111,6 +111,11 @@ def attention_forward(
     relative_bias: Any = None,
     sinks: Any = None,
     ranges: Any = None,
+    cache_seqlens: Any = None,
+    block_table: Any = None,
+    cu_seqlens_q: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> None: ...
 def sink_gradients(o: Any, lse: Any, d_o: Any, sinks: Any, d_sinks: Any) -> None: ...
 def attention_backward(

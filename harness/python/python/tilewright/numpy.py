@@ -2,7 +2,7 @@
 
 Arrays are float32, float16 or, with the package ml_dtypes, bfloat16; sums and statistics are float32. Strides are any
 that NumPy makes with non-negative steps, except where leading dimensions [..., d] must be one dimension in memory;
-sinks, slopes, biases, cumulative lengths and lse are contiguous. The results are new arrays.
+sinks, slopes, biases, lengths, scales of heads and lse are contiguous. The results are new arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _native
-from ._modifiers import check
+from ._modifiers import check, check_cache
 
 Array = NDArray[Any]
 
@@ -48,16 +48,22 @@ def _modifiers(
     relative_bias: Array | None,
     cu_seqlens_q: Array | None,
     cu_seqlens_k: Array | None,
+    **cache: Array | None,
 ) -> dict[str, Any]:
-    """The arguments of both passes of attention."""
+    """The arguments of a pass of attention. `cache` has those of the forward pass with a cache of keys."""
     _expect_array(q)
     _expect_array(k)
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"attention: expected q and k [batch, heads, rows, d], found {q.shape} and {k.shape}")
     n_q, n_k = q.shape[2], k.shape[2]
     scores = {"softcap": softcap, "alibi_slopes": alibi_slopes, "relative_bias": relative_bias}
+    found = {"window": window, "prefix": prefix} | scores | cache
+    lengths, table = cache.get("cache_seqlens"), cache.get("block_table")
+    if lengths is not None or table is not None:
+        check_cache(lengths, table, cu_seqlens_q, cu_seqlens_k, relative_bias)
+        check(n_q, n_k, causal, window, prefix, *scores.values(), None, None)
+        return found | {"cu_seqlens_q": cu_seqlens_q}
     check(n_q, n_k, causal, window, prefix, *scores.values(), cu_seqlens_q, cu_seqlens_k)
-    found = {"window": window, "prefix": prefix} | scores
     if cu_seqlens_q is None:
         return found
     ranges = np.empty(2 * (n_q + n_k), np.int32)
@@ -81,6 +87,10 @@ def attention_forward(
     sinks: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
+    cache_seqlens: Array | None = None,
+    block_table: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
 ) -> tuple[Array, Array]:
     """softmax(scale · q kᵀ) v and the log-sum-exp [batch, heads, n_q] of each row of scores.
 
@@ -98,9 +108,18 @@ def attention_forward(
     - `cu_seqlens_q`, int32: rows and keys are those of packed sequences, which see only themselves, with a causal mask
       and a window of their own. Sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, and the same keys or
       those of `cu_seqlens_k`. All batch entries have the same sequences.
+    - `cache_seqlens`, int32 [batch]: k and v have room for more keys than there are, of which each batch entry has this many. The
+      causal mask ends at an entry's last key. Numbers below 0 count as 0, and larger ones than there is room for as that. There is
+      no backward pass. With `cu_seqlens_q` beside it, q [1, heads, rows of all, d] has the rows of entry s from cu_seqlens_q[s] to
+      cu_seqlens_q[s + 1] − 1, the last ones of its keys; `cu_seqlens_k` stays out, and so does `relative_bias`.
+    - `block_table`, int32 [batch, most], beside `cache_seqlens`: k [pages, heads_kv, rows, d] and v are pages, and key j of an entry
+      is row j mod rows of the page in column ⌊j / rows⌋. A page that is not there counts as zeros.
+    - `k_descale` and `v_descale`, float32 [heads_kv] or [batch, heads_kv, 1], beside `cache_seqlens`: dequantization scales of k and v of
+      float8_e4m3fn or float8_e5m2 (of ml_dtypes), 1 by default.
     """
     scores = softcap, alibi_slopes, relative_bias
-    modifiers = _modifiers(q, k, causal, window, prefix, *scores, cu_seqlens_q, cu_seqlens_k)
+    cache = {"cache_seqlens": cache_seqlens, "block_table": block_table, "k_descale": k_descale, "v_descale": v_descale}
+    modifiers = _modifiers(q, k, causal, window, prefix, *scores, cu_seqlens_q, cu_seqlens_k, **cache)
     _expect_array(v)
     o, lse = np.empty((*q.shape[:3], *v.shape[3:]), q.dtype), _float32(q.shape[:3])
     _native.attention_forward(q, k, v, o, lse, _float32, causal, scale, sinks=sinks, **modifiers)

@@ -281,11 +281,12 @@ fn workspace(
 }
 
 /// o [batch, heads, n_q, d_v] and lse [batch, heads, n_q] of q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v
-/// [batch, heads_kv, n_k, d_v]. `allocate(n)` returns an array of n f32 on the same device.
+/// [batch, heads_kv, n_k, d_v], or of a cache of keys. `allocate(n)` returns an array of n f32 on the same device.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, o, lse, allocate, causal, scale=None, precision=None,
     window=None, prefix=None, softcap=None, alibi_slopes=None, relative_bias=None, sinks=None, ranges=None,
+    cache_seqlens=None, block_table=None, cu_seqlens_q=None, k_descale=None, v_descale=None,
 ))]
 fn attention_forward(
     q: &Bound<'_, PyAny>,
@@ -304,6 +305,11 @@ fn attention_forward(
     relative_bias: Option<&Bound<'_, PyAny>>,
     sinks: Option<&Bound<'_, PyAny>>,
     ranges: Option<&Bound<'_, PyAny>>,
+    cache_seqlens: Option<&Bound<'_, PyAny>>,
+    block_table: Option<&Bound<'_, PyAny>>,
+    cu_seqlens_q: Option<&Bound<'_, PyAny>>,
+    k_descale: Option<&Bound<'_, PyAny>>,
+    v_descale: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let py = q.py();
     let (q, k, v) = (Array::new("q", q)?, Array::new("k", k)?, Array::new("v", v)?);
@@ -312,8 +318,24 @@ fn attention_forward(
     let (sinks, bias) = (Array::optional("sinks", sinks)?, Array::optional("relative_bias", relative_bias)?);
     let (alibi_slopes, relative_bias) = (slopes.as_ref(), bias.as_ref());
     let (sinks, ranges) = (sinks.as_ref(), ranges.as_ref());
-    let none = Modifiers::default();
-    let modifiers = Modifiers { window, prefix, softcap, alibi_slopes, relative_bias, sinks, ranges, ..none };
+    let lengths = Array::optional("cache_seqlens", cache_seqlens)?;
+    let table = Array::optional("block_table", block_table)?;
+    let starts = Array::optional("cu_seqlens_q", cu_seqlens_q)?;
+    let of_k = Array::optional("k_descale", k_descale)?;
+    let of_v = Array::optional("v_descale", v_descale)?;
+    let modifiers = Modifiers {
+        window,
+        prefix,
+        softcap,
+        alibi_slopes,
+        relative_bias,
+        sinks,
+        ranges,
+        cache_seqlens: lengths.as_ref(),
+        block_table: table.as_ref(),
+        cu_seqlens_q: starts.as_ref(),
+        descale: [None, of_k.as_ref(), of_v.as_ref()],
+    };
     let inputs: Vec<_> = [("q", &q), ("k", &k), ("v", &v)].into_iter().chain(modifiers.arrays()).collect();
     let outputs = [("o", &o), ("lse", &lse)];
     let call = Call::new(py, "attention", &inputs, &outputs)?;
