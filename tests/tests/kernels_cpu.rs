@@ -59,11 +59,21 @@ fn matmul_of_any_strides() {
         for_types!(check_matmul(&cpu, shape, DENSE, ColumnMajor::default(), Options::default()));
         for_types!(check_matmul(&cpu, shape, STEPS, ColumnMajor::default(), Options::default()));
     }
+}
+
+#[test]
+fn matmul_of_any_order_of_strides() {
+    let cpu = Device::cpu();
     for bits in 1..8 {
         let columns = ColumnMajor { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
         for_types!(check_matmul(&cpu, [40, 33, 65], ALIGNED_GAPS, columns, Options::default()));
         check_matmul::<f64>(&cpu, [40, 33, 65], GAPS, columns, Options::default());
     }
+}
+
+#[test]
+fn matmul_of_every_activation_and_precision() {
+    let cpu = Device::cpu();
     for activation in ACTIVATIONS {
         let options = Options { activation, ..Options::default() };
         for_types!(check_matmul(&cpu, [20, 30, 10], GAPS, ColumnMajor::default(), options));

@@ -33,6 +33,8 @@ fn schedules_of_attention_and_matmul_are_optimal() {
     let cases = [
         (configuration(&FLASH_ATTENTION_FWD, 128, [128, 0, 128], 2), [2048, 2048, 2048]),
         (configuration(&FLASH_ATTENTION_FWD, 64, [128, 0, 128], 2), [1056, 1056, 1406]),
+        // Two products for 128 and 64 columns of S, which continue one sum, and two for those of O.
+        (configuration(&FLASH_ATTENTION_FWD, 192, [128, 0, 64], 2), [1536, 1536, 1600]),
         (configuration(&FLASH_ATTENTION_BWD_DKDV, 128, [64, 0, 128], 3), [2048, 2048, 2048]),
         (configuration(&FLASH_ATTENTION_BWD_DKDV, 64, [128, 0, 128], 2), [2048, 2048, 2048]),
         (configuration(&MATMUL, 0, [128, 256, 64], 3), [1038, 1038, 1038]),

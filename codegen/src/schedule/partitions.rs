@@ -198,7 +198,7 @@ impl Plan {
 
     /// Why a loop has fewer stages than are requested.
     fn note_of_stages(&self, func: &Func, id: OpId, arch: GpuArch, requested: u32) -> String {
-        let (fixed, rings) = self.shared_bytes(func);
+        let (fixed, rings) = (self.fixed_bytes(func), self.ring_bytes(func, false, 1));
         format!(
             "the loop at {} has {} of the {requested} pipeline stages that are requested: a stage takes {rings} bytes of \
              shared memory in addition to {fixed} bytes, and a block of {} has {}",
@@ -220,7 +220,7 @@ impl Plan {
         let mut plan = Plan::new(func, arch, options, blocks)?;
         let stages = stages.min(plan.stage_limit(func, arch));
         if stages == 0 {
-            let (fixed, rings) = plan.shared_bytes(func);
+            let (fixed, rings) = (plan.fixed_bytes(func), plan.ring_bytes(func, false, 1));
             return Err(format!(
                 "a stage of {rings} bytes does not fit into shared memory in addition to {fixed} bytes"
             ));
@@ -412,10 +412,10 @@ impl Plan {
     }
 
     fn set_stages(&mut self, func: &Func, arch: GpuArch, stages: u32) {
-        let (fixed, rings) = self.shared_bytes(func);
         self.stages = stages;
         // An SM reserves 1 KB for each block; `max_shared_bytes` excludes the 1 KB of one block.
-        let bytes = (fixed + stages * rings).max(self.bytes_after_loops(func));
+        let bytes = self.fixed_bytes(func) + self.ring_bytes(func, false, stages);
+        let bytes = bytes.max(self.bytes_after_loops(func));
         self.blocks_that_fit = (arch.max_shared_bytes() + 1024) / (bytes + 1024);
         let depths: Vec<u32> = (0..self.groups.len()).map(|group| self.depth(group)).collect();
         for (group, loads) in self.blocks.values_mut() {
@@ -425,9 +425,11 @@ impl Plan {
 
     /// The maximum number of buffers of each ring for which the shared memory of an SM suffices, for as many blocks.
     pub fn stage_limit(&self, func: &Func, arch: GpuArch) -> u32 {
-        let (fixed, rings) = self.shared_bytes(func);
         let share = (arch.max_shared_bytes() + 1024) / self.blocks_per_sm() - 1024;
-        share.saturating_sub(fixed) / rings.max(1)
+        let fixed = self.fixed_bytes(func);
+        // A stage has a byte at least, so this ends.
+        let fits = |&stages: &u32| fixed + self.ring_bytes(func, false, stages) <= share;
+        (1..=share).take_while(fits).last().unwrap_or(0)
     }
 
     /// Blocks per SM. Two blocks with one consumer warpgroup each leave about as many registers per consumer thread as
@@ -465,13 +467,13 @@ impl Plan {
         }
     }
 
-    /// Bytes of shared memory: of the buffers that do not depend on the number of stages plus the scratch memory of ops up to
-    /// the last use of a ring, such as layout conversions, and of one buffer of each ring of a loop.
-    fn shared_bytes(&self, func: &Func) -> (u32, u32) {
+    /// Bytes of shared memory that do not depend on the number of stages: of buffers, plus the scratch memory of ops up to
+    /// the last use of a ring, such as layout conversions.
+    fn fixed_bytes(&self, func: &Func) -> u32 {
         // Plus 1 KB for mbarriers and for the padding between small buffers.
         let own = self.of_all_programs(self.other_bytes(func) + self.scratch_bytes(func, false));
         let own = own + self.bytes_of_index();
-        (own + self.ring_bytes(func, true) + 1024, self.ring_bytes(func, false))
+        own + self.ring_bytes(func, true, 1) + 1024
     }
 
     /// Bytes of the buffer for the index of the next iteration, with its alignment.
@@ -484,11 +486,18 @@ impl Plan {
         self.other_bytes(func) + self.scratch_bytes(func, true) + 1024
     }
 
-    /// Bytes of the buffers outside of rings, and of those of TMA stores.
+    /// Bytes of the buffers outside of rings, and of those of TMA stores: the most that a loop and the code around it need.
     fn other_bytes(&self, func: &Func) -> u32 {
-        let buffers: u32 =
-            self.other_buffers(func).into_iter().map(|id| buffer_bytes(func, func.ty(func.result(id)))).sum();
-        buffers + warp_box::buffers(func).1
+        let of_loops = self.blocks.keys().map(|&region| self.bytes_while(func, region));
+        of_loops.max().unwrap_or(0) + warp_box::buffers(func).1
+    }
+
+    /// Bytes of the buffers outside of rings, but for those of other loops, whose memory is free while this loop runs.
+    fn bytes_while(&self, func: &Func, region: BlockId) -> u32 {
+        let loops = self.blocks.iter().filter(|(other, (group, _))| **other != region && !self.groups[*group].once);
+        let in_another = |alloc: OpId| loops.clone().any(|(&other, _)| func.is_in(alloc, other));
+        let alive = self.other_buffers(func).into_iter().filter(|&alloc| !in_another(alloc));
+        alive.map(|alloc| buffer_bytes(func, func.ty(func.result(alloc)))).sum()
     }
 
     /// Bytes of the memory of which each program of the block has its own, in multiples of 1 KB if there are several.
@@ -496,12 +505,12 @@ impl Plan {
         if self.replicas > 1 { self.replicas * bytes.next_multiple_of(1024) } else { bytes }
     }
 
-    /// Bytes of one buffer of each ring, of loops or outside of them.
-    fn ring_bytes(&self, func: &Func, once: bool) -> u32 {
+    /// Bytes of the rings of loops or outside of them, with `depth` buffers of each, and their alignment.
+    fn ring_bytes(&self, func: &Func, once: bool, depth: u32) -> u32 {
         let groups = self.groups.iter().filter(|group| group.once == once);
         let bytes = |group: &RingGroup| -> u32 {
-            let one: u32 = group.rings.iter().map(|r| buffer_bytes(func, &r.buffer)).sum();
-            if group.replicated { self.replicas * one } else { one }
+            let depth = if group.replicated { self.replicas * depth } else { depth };
+            group.rings.iter().map(|r| (func.shared_bytes(&r.buffer) as u32 * depth).next_multiple_of(1024)).sum()
         };
         groups.map(bytes).sum()
     }
@@ -534,15 +543,10 @@ impl Plan {
         ops.map(|id| scratch::bytes(func, id)).max().unwrap_or(0)
     }
 
-    /// Whether a loop can use `more` bytes of shared memory in addition, with as many blocks per SM. While it runs, the
-    /// memory of the buffers of other loops is free.
+    /// Whether a loop can use `more` bytes of shared memory in addition, with as many blocks per SM.
     pub fn has_space(&self, func: &Func, id: OpId, arch: GpuArch, more: u32) -> bool {
-        let region = func.op(id).regions[0];
-        let loops = self.blocks.iter().filter(|(other, (group, _))| **other != region && !self.groups[*group].once);
-        let in_another = |alloc: OpId| loops.clone().any(|(&other, _)| func.is_in(alloc, other));
-        let alive = self.other_buffers(func).into_iter().filter(|&alloc| !in_another(alloc));
-        let buffers: u32 = alive.map(|alloc| buffer_bytes(func, func.ty(func.result(alloc)))).sum();
-        let rings = self.ring_bytes(func, true) + self.stages * self.ring_bytes(func, false);
+        let buffers = self.bytes_while(func, func.op(id).regions[0]);
+        let rings = self.ring_bytes(func, true, 1) + self.ring_bytes(func, false, self.stages);
         let stores = warp_box::buffers(func).1;
         let own = self.of_all_programs(buffers + stores + self.scratch_bytes(func, false) + more);
         let bytes = own + 1024 + rings + self.bytes_of_index();

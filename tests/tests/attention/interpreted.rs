@@ -362,6 +362,25 @@ fn dv_during_the_barrier() {
     }
 }
 
+/// Two warpgroups share the rows of dQ, and with many columns also those of dK and dV, whose first operands they exchange in
+/// shared memory.
+#[test]
+fn warpgroups_that_share_rows() {
+    let form = Form::WarpSpecialized { num_warps: 8, num_stages: 2 };
+    let narrow = Tiles { q: 64, k: 128 };
+    let wide = Tiles { q: 64, k: 64 };
+    for (case, tiles) in [
+        (Case::new(130, 140, 80), narrow),
+        (Case::new(70, 130, 96).causal(), narrow),
+        (Case::new(70, 100, 136).values(72).causal(), wide),
+        (Case::new(64, 70, 256), wide),
+    ] {
+        let inputs = case.inputs();
+        let expected = case.expected(&inputs);
+        check_backward_in(OnePass { lanes_first: false }, form, case, tiles, &inputs, &expected);
+    }
+}
+
 /// Programs that share a block and its loads, on Hopper: rows that no program needs, masks, modifiers, and a number of
 /// programs that is no power of two. Elsewhere each program is one of its own.
 #[test]

@@ -42,7 +42,7 @@ pub struct Assignments<'f> {
     pub num_warps: u32,
     /// Whether loops prefetch by TMA, as far as the options say.
     pub loads_by_tma: bool,
-    options: &'f CompileOptions,
+    pub options: &'f CompileOptions,
     /// By value number; `None` for flexible values and for values that are not tiles.
     assignments: Vec<Option<Assignment>>,
     /// Uses of each value, as (op, operand index), in text order.

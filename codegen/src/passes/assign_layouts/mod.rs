@@ -4,7 +4,7 @@
 //! values computed from them), seeded by anchors with priorities: memory accesses and dots. Leaves constants, ranges,
 //! broadcasts and arithmetic on them *flexible*: they are recomputed in the layout of each user. Rebuilds the function
 //! with a `convert_layout` wherever a user needs another layout. Replaces `dot` by the target's instruction (`wgmma`,
-//! `mma_sync` or `fma_dot`), and puts operands that are loaded from memory into shared memory.
+//! `mma_sync` or `fma_dot`), and puts operands that are loaded from memory into shared memory, and those that would go through it.
 //! Requires: resolved views (`resolve_views`).
 //! Keeps: results, the order of effects, names.
 //! Does not: pipeline loads or place barriers.

@@ -7,6 +7,7 @@ use crate::analysis::padding::zero_from;
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, LayoutId, Literal, Loc, Op, OpData, OpId, Type, Use, Value};
 use crate::layout::{Conversion, LinearLayout, Swizzle};
 use crate::mma::{DotShape, Family};
+use crate::schedule::overlap;
 use std::collections::HashMap;
 
 /// A value of the old function in one layout (`None` for scalars and views).
@@ -484,7 +485,7 @@ impl Rewrite<'_, '_> {
         let [k_end, n_end] = self.nonzero_ends([a, b]);
         let [a_dtype, b_dtype] = plan.operands(shape);
         let a = match plan.a_layout(shape.m, shape.k) {
-            Some(layout) if !self.is_loaded(a) && !self.stays_in_shared(a, &layout, acc, plan) => {
+            Some(layout) if !self.is_loaded(a) && !self.stays_in_shared(id, &layout, plan) => {
                 self.in_registers(a, &layout, a_dtype)
             }
             _ => self.in_shared(a, a_dtype),
@@ -542,17 +543,20 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// Whether `wgmma` reads operand a from shared memory because converting it to the register layout `to` would go
-    /// through shared memory anyway. Not for a dot that continues an accumulator: a dot that reads
-    /// shared memory written in each iteration cannot overlap with the next iteration.
-    fn stays_in_shared(&self, v: Value, to: &LinearLayout, acc: Value, plan: &DotPlan) -> bool {
-        let is_constant = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
+    /// Whether `wgmma` reads operand a of a dot from shared memory because converting it to the register layout `to` would go
+    /// through shared memory anyway. Not for a dot that could overlap with the next iteration, as one that continues an accumulator:
+    /// what it reads is written again in each iteration.
+    fn stays_in_shared(&self, id: OpId, to: &LinearLayout, plan: &DotPlan) -> bool {
+        let Assignments { func, options, .. } = self.assignments;
+        let [a, _, acc] = func.op(id).operands[..] else { return false };
+        let is_constant = func.def_op(acc).is_some_and(|id| matches!(func.op(id).op, Op::Constant { .. }));
+        let may_overlap = || func.parent_op(id).is_some_and(|around| overlap::is_allowed(func, around, options));
         let through_shared = || {
             self.assignments
-                .assignment(v)
+                .assignment(a)
                 .is_some_and(|assignment| Conversion::between(&assignment.layout, to) == Conversion::Shared)
         };
-        plan.wgmma().is_some() && is_constant && through_shared()
+        plan.wgmma().is_some() && (is_constant || !may_overlap()) && through_shared()
     }
 
     pub(super) fn in_registers(&mut self, v: Value, layout: &LinearLayout, dtype: DType) -> Value {
@@ -628,7 +632,7 @@ impl Rewrite<'_, '_> {
     pub(super) fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
         if let Some(id) = self.old.def_op(v) {
             let data = self.old.op(id);
-            if let (Op::Trans { perm }, true) = (&data.op, self.is_loaded(v)) {
+            if let Op::Trans { perm } = &data.op {
                 let inner = self.in_shared(data.operands[0], dtype);
                 let layout = self.new.layout_of(inner).transpose(perm).layout;
                 let layout = self.intern(&layout);
@@ -649,8 +653,15 @@ impl Rewrite<'_, '_> {
         }
         let layout = LinearLayout::shared_for_dots(&extents(&room), &order, dtype.bytes() as u32);
         let layout = self.intern(&layout);
+        // Dots that read the tile, possibly transposed, share a buffer.
+        let key = (v, Some(layout));
         let ty = Type::Shared { shape, elem: dtype, layout };
-        self.emit_one(Op::LocalAlloc, vec![tile], ty)
+        if let Some(buffer) = self.lookup(key).filter(|&buffer| *self.new.ty(buffer) == ty) {
+            return buffer;
+        }
+        let buffer = self.emit_one(Op::LocalAlloc, vec![tile], ty);
+        self.define(key, buffer);
+        buffer
     }
 }
 

@@ -126,6 +126,10 @@ impl Times {
         let mut at: HashMap<OpId, u32> = HashMap::new();
         let mut late = HashSet::new();
         let mut deferred = HashSet::new();
+        let start_of = |id: OpId, behind: bool| {
+            let mut slots = problem.nodes.iter().zip(&solution.slots).filter(|(node, _)| node.op == id);
+            slots.find_map(|(_, slot)| slot.filter(|slot| slot.behind == behind).map(|slot| slot.at))
+        };
         for (node, slot) in problem.nodes.iter().zip(&solution.slots) {
             // The expander reads the tile of a ring before its first use.
             let Some(slot) = slot.filter(|_| node.task != Task::Read) else { continue };
@@ -134,7 +138,11 @@ impl Times {
                 late.insert(node.op);
             }
             for wait in waits(func, node.op) {
-                at.insert(wait, slot.wait.unwrap_or(slot.at));
+                // In the text before a `wgmma` that continues the accumulator, which needs no wait.
+                let users = func.op(wait).results.iter().flat_map(|&v| func.uses(v));
+                let continued = users.filter_map(|used| start_of(used.op, slot.behind)).min();
+                let time = slot.wait.unwrap_or(slot.at);
+                at.insert(wait, continued.map_or(time, |start| start.min(time)));
                 if slot.deferred {
                     deferred.insert(wait);
                 }
