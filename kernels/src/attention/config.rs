@@ -120,12 +120,16 @@ pub fn is_sub_wave([batch, heads]: [usize; 2], rows: usize) -> bool {
 }
 
 /// Whether the backward pass in one pass is faster than in two, for bf16 and f16 and grids of more than a wave: on Hopper,
-/// where TMA adds the tiles of dQ (`harness/records/2026-11-25-h100-one-pass.jsonl`; with d = 192 and d_v = 128 or 192
-/// `…/2026-12-01-h200-attention-wide-tried.jsonl`), and on older GPUs with 163 KB of shared memory (`…/2026-11-30-h200-ldmatrix.jsonl`,
-/// code for sm_80). Measured with d = 64 and 128; with padded d the loop is the same.
+/// where the L2 cache adds the tiles of dQ (`harness/records/2026-11-25-h100-one-pass.jsonl`; with d = 192 and d_v = 128 or 192
+/// `…/2026-12-01-h200-attention-wide-tried.jsonl`, with d = 256 `…-wide-one-pass.jsonl`), and on older GPUs with 163 KB of shared memory
+/// (`…/2026-11-30-h200-ldmatrix.jsonl`, code for sm_80). Measured with d = 64 and 128; with padded d the loop is the same.
 pub fn one_pass_is_faster(target: &Target, element_bytes: usize, [batch, heads_kv, n_k, d]: [usize; 4]) -> bool {
     let has_memory = matches!(target, Target::Nvptx(arch) if !arch.is_desktop());
-    let was_faster = matches!(d_tile(d), 64 | 128) || d_tile(d) == 192 && is_hopper(target);
+    let was_faster = match d_tile(d) {
+        64 | 128 => true,
+        192 | 256 => is_hopper(target),
+        _ => false,
+    };
     has_memory && element_bytes == 2 && was_faster && !is_sub_wave([batch, heads_kv], n_k)
 }
 
@@ -387,7 +391,10 @@ pub fn keep(pass: Pass, problem: &Problem, config: &Config) -> bool {
     match schedule.warp_specialize {
         // A consumer warpgroup has the 64 rows of a `wgmma`.
         Some(true) if is_wide != is_wgmma_f32 => false,
-        Some(true) => arch >= GpuArch::Sm90a && own == 16 * warps,
+        // Two share them where one would spill.
+        Some(true) => {
+            arch >= GpuArch::Sm90a && (own == 16 * warps || d_tile(head_dim(problem)) > 128 && own == 8 * warps)
+        }
         // `wgmma` of f32: two warpgroups may share 64 rows.
         _ if is_wgmma_f32 => is_wide && (8 * warps..=16 * warps).contains(&own),
         // FMA and 3xTF32 keep operands in registers, and unroll the dots.
