@@ -1,34 +1,38 @@
 //! FlashAttention-2 by Tilewright kernels.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
+use tilewright::F8E4M3;
 use tilewright::kernels::attention::{self as kernel, Saved};
 use tilewright::kernels::rope::Direction;
-use tilewright::kernels::{self, FloatElement, TensorMut};
+use tilewright::kernels::{self, FloatElement, OperandElement, TensorMut};
 use tilewright::trace::span;
 
-use crate::attention_options::AttentionOptions;
-use crate::check::{bad_argument, expect_shape, same_kind};
+use crate::attention_options::{AttentionOptions, KeyCache};
+use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
 use crate::graph::{grad_enabled, record1, record2, record3};
-use crate::memory::{Elem, OutputAlloc, Read, StridedColumns, for_float_type, kernel_error};
+use crate::memory::{Elem, OutputAlloc, Read, ReadElem, StridedColumns, for_float_type, kernel_error};
 use crate::rope::Rope;
 
 /// Returns O [batch, heads, n_q, d_v] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k [batch, heads_kv, n_k, d] and v
 /// [batch, heads_kv, n_k, d_v] of any strides, where heads_kv divides heads. O is stored as [batch, n_q, heads, d_v]: its
 /// transpose to that shape is contiguous.
 ///
-/// With a cache ([`KeyCache`](crate::KeyCache)) there are no gradients.
+/// With a cache ([`KeyCache`]) there are no gradients, and k and v may be f8e4m3.
 ///
 /// # Errors
 /// Shapes that do not match, also of a relative bias, a head dimension above 256, a cache beside variables outside of [`no_grad`](crate::no_grad), a scale or
 /// a softcap that is not positive, packed sequences with other lengths than the tensors.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> Result<Tensor> {
     let _span = span("attention");
-    for (name, x) in [("q", q), ("k", k), ("v", v)] {
+    let is_8_bit = options.cache.is_some() && k.dtype() == DType::F8E4M3;
+    let of_keys = if is_8_bit { k.dtype() } else { q.dtype() };
+    for (name, x, dtype) in [("q", q, q.dtype()), ("k", k, of_keys), ("v", v, of_keys)] {
         if x.rank() != 4 {
             let found = format!("the shape {:?}", x.dims());
             return Err(bad_argument("flash_attention", name, "a tensor [batch, heads, length, d]", found));
         }
-        same_kind("flash_attention", q, name, x)?;
+        same_device("flash_attention", q, name, x)?;
+        expect_dtype("flash_attention", name, x, dtype)?;
     }
     let (batch, heads, n_q, _) = q.dims4()?;
     let d_v = v.dim(3)?;
@@ -37,7 +41,8 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
     let options = &AttentionOptions { relative_bias, ..options.clone() };
     let tracked = |x: Option<&Tensor>| x.is_some_and(|x| x.track_op() && grad_enabled());
     let learned = [("sinks", options.sinks.as_ref()), ("relative_bias", options.relative_bias.as_ref())];
-    let mut inputs = [("q", Some(q)), ("k", Some(k)), ("v", Some(v))].into_iter().chain(learned);
+    let scales = options.cache.iter().flat_map(KeyCache::scales).map(|(name, x)| (name, Some(x)));
+    let mut inputs = [("q", Some(q)), ("k", Some(k)), ("v", Some(v))].into_iter().chain(learned).chain(scales);
     if options.cache.is_some()
         && let Some((name, _)) = inputs.find(|(_, x)| tracked(*x))
     {
@@ -45,22 +50,8 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
         return Err(bad_argument("flash_attention", name, expected, "a variable or a result of one"));
     }
     for_float_type!(q.dtype(), "flash_attention", T => {
-        let mut o = OutputAlloc::<T>::new(q.device(), batch * heads * n_q * d_v)?;
-        let mut lse = OutputAlloc::<f32>::new(q.device(), batch * heads * n_q)?;
-        {
-            let device = q.device();
-            let modifiers = options.modifiers()?;
-            let options = modifiers.options()?;
-            let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
-            let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
-            let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), v.shape(), &options);
-            let mut workspace = allocate_workspace(device, needed)?;
-            let strides = [n_q * heads * d_v, d_v, heads * d_v, 1].map(|stride| stride as i64);
-            let target = TensorMut::strided(o.view()?, [batch, heads, n_q, d_v], strides).map_err(kernel_error)?;
-            kernel::forward_into(on, q, k, v, target, lse.view()?, workspace.view()?, &options)
-                .map_err(kernel_error)?;
-        }
-        let lse = lse.into_tensor((batch, heads, n_q));
+        let forward = if is_8_bit { forward::<T, F8E4M3> } else { forward::<T, T> };
+        let (o, lse) = forward([q, k, v], options)?;
         let shape = (batch, n_q, heads, d_v);
         let (own, lse_of_q) = (options.clone(), lse.clone());
         let mut o = record3("flash_attention", [q, k, v], o, shape, move |[q, k, v], o, grad| {
@@ -86,6 +77,28 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOp
         }
         o.transpose(1, 2)
     })
+}
+
+/// O, stored as [batch, n_q, heads, d_v], and the log-sum-exp of each row, for keys and values of type `C`.
+fn forward<T: Elem + FloatElement, C: ReadElem + OperandElement>(
+    [q, k, v]: [&Tensor; 3],
+    options: &AttentionOptions,
+) -> Result<(OutputAlloc<T>, Tensor)> {
+    let ((batch, heads, n_q, _), d_v, device) = (q.dims4()?, v.dim(3)?, q.device());
+    let mut o = OutputAlloc::<T>::new(device, batch * heads * n_q * d_v)?;
+    let mut lse = OutputAlloc::<f32>::new(device, batch * heads * n_q)?;
+    {
+        let modifiers = options.modifiers()?;
+        let options = modifiers.options()?;
+        let (q, k, v) = (Read::<T>::new(q)?, Read::<C>::new(k)?, Read::<C>::new(v)?);
+        let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
+        let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), v.shape(), &options);
+        let mut workspace = allocate_workspace(device, needed)?;
+        let strides = [n_q * heads * d_v, d_v, heads * d_v, 1].map(|stride| stride as i64);
+        let target = TensorMut::strided(o.view()?, [batch, heads, n_q, d_v], strides).map_err(kernel_error)?;
+        kernel::forward_into(on, q, k, v, target, lse.view()?, workspace.view()?, &options).map_err(kernel_error)?;
+    }
+    Ok((o, lse.into_tensor((batch, heads, n_q))))
 }
 
 fn relative_bias_gradient<T: Elem + FloatElement>(

@@ -1,8 +1,9 @@
 //! Options of attention.
 
 use candle_core::{DType, Device, Result, Tensor};
+use tilewright::kernels;
 use tilewright::kernels::attention::documents::document_ranges;
-use tilewright::kernels::attention::{Backward, Cache, Mask, Options, Score, relative_bias_len};
+use tilewright::kernels::attention::{Backward, Cache, Descale, Mask, Options, Score, relative_bias_len};
 
 use crate::check::{bad_argument, expect_dtype, expect_shape, same_device};
 use crate::graph::grad_enabled;
@@ -148,7 +149,7 @@ impl AttentionOptions {
             let expected = "None beside alibi_slopes and softcap";
             return Err(bad_argument("flash_attention", "relative_bias", expected, "a tensor"));
         }
-        if let Some(KeyCache { lengths, table, row_starts }) = &self.cache {
+        if let Some(KeyCache { lengths, table, row_starts, .. }) = &self.cache {
             let tensors =
                 [("lengths", Some(lengths), 1), ("table", table.as_ref(), 2), ("row_starts", row_starts.as_ref(), 1)];
             for (name, numbers, rank) in tensors {
@@ -160,6 +161,14 @@ impl AttentionOptions {
                     let found = format!("the shape {:?} with the strides {:?}", numbers.dims(), numbers.stride());
                     return Err(bad_argument("flash_attention", name, expected, found));
                 }
+            }
+        }
+        for (name, scales) in self.cache.iter().flat_map(KeyCache::scales) {
+            same_device("flash_attention", q, name, scales)?;
+            expect_dtype("flash_attention", name, scales, DType::F32)?;
+            if !matches!(scales.rank(), 1 | 3) {
+                let expected = "the shape [heads_kv] or [batch, heads_kv, 1]";
+                return Err(bad_argument("flash_attention", name, expected, format!("{:?}", scales.dims())));
             }
         }
         if self.prefix.is_some() && (!self.causal || self.window.is_some() || self.packed.is_some()) {
@@ -196,7 +205,9 @@ impl AttentionOptions {
         let lengths = cache.map(|cache| Read::new(&cache.lengths)).transpose()?;
         let table = cache.and_then(|cache| cache.table.as_ref()).map(Read::new).transpose()?;
         let row_starts = cache.and_then(|cache| cache.row_starts.as_ref()).map(Read::new).transpose()?;
-        Ok(Modifiers { options: self, slopes, relative_bias, sinks, ranges, lengths, table, row_starts })
+        let descale = cache.and_then(|cache| cache.descale.as_ref());
+        let descale = descale.map(|[k, v]| -> Result<_> { Ok([Read::new(k)?, Read::new(v)?]) }).transpose()?;
+        Ok(Modifiers { options: self, slopes, relative_bias, sinks, ranges, lengths, table, row_starts, descale })
     }
 }
 
@@ -210,6 +221,7 @@ pub(crate) struct Modifiers<'t> {
     lengths: Option<Read<'t, i32>>,
     table: Option<Read<'t, i32>>,
     row_starts: Option<Read<'t, i32>>,
+    descale: Option<[Read<'t, f32>; 2]>,
 }
 
 impl Modifiers<'_> {
@@ -236,14 +248,26 @@ impl Modifiers<'_> {
         let table = self.table.as_ref().map(|table| table.strided()).transpose()?;
         let lengths = self.lengths.as_ref().map(|lengths| lengths.view()).transpose()?;
         let row_starts = self.row_starts.as_ref().map(|starts| starts.strided()).transpose()?;
+        let batch = lengths.map_or(0, |lengths| lengths.len());
+        let descale = match &self.descale {
+            Some([k, v]) => Some(Descale { q: None, k: scales_of(k, batch)?, v: scales_of(v, batch)? }),
+            None => None,
+        };
         let cache = lengths.map(|lengths| Cache { lengths, table, row_starts });
-        let options = Options { mask, score, sinks, cache, scale, backward, ..Options::new(*causal) };
+        let options = Options { mask, score, sinks, cache, descale, scale, backward, ..Options::new(*causal) };
         #[cfg(feature = "cuda")]
         if candle_core::cuda::gemm_reduced_precision_f32() {
             return Ok(Options { precision: Some(tilewright::prelude::Precision::Tf32), ..options });
         }
         Ok(options)
     }
+}
+
+/// Dequantization scales [heads_kv], which all `batch` entries have, or [batch, heads_kv, 1].
+fn scales_of<'a>(scales: &'a Read<f32>, batch: usize) -> Result<kernels::Tensor<'a, f32, 3>> {
+    let Ok(of_heads) = scales.strided::<1>() else { return scales.strided() };
+    let ([heads], [stride]) = (of_heads.shape(), of_heads.strides());
+    kernels::Tensor::strided(of_heads.view(), [batch, heads, 1], [0, stride, 0]).map_err(kernel_error)
 }
 
 /// A cache of keys and values, of which each batch entry has some: for inference with sequences of different lengths. The diagonal of
@@ -259,23 +283,35 @@ pub struct KeyCache {
     /// Where entries have different numbers of queries: q has one batch entry with the rows of all, one after the other, and this is the
     /// first row of each and the end of the last, i32 [batch + 1]. It is read on the device; rows after the last entry give 0.
     pub row_starts: Option<Tensor>,
+    /// Dequantization scales of k and v of f8e4m3, `k_descale` and `v_descale`: f32 [heads_kv], the same for all batch
+    /// entries, or [batch, heads_kv, 1]; 1 by default. 0 means zeros, a negative one gives NaN.
+    pub descale: Option<[Tensor; 2]>,
 }
 
 impl KeyCache {
     /// Keys in k [batch, heads_kv, most keys, d] and v.
     pub fn new(lengths: Tensor) -> KeyCache {
-        KeyCache { lengths, table: None, row_starts: None }
+        KeyCache { lengths, table: None, row_starts: None, descale: None }
     }
 
     /// Keys in pages (paged attention: Kwon and others, 2023): k and v are [pages, heads_kv, rows, d], and key j of an entry is row
     /// j mod `rows` of page `table`[entry, ⌊j / rows⌋]. A page that is not there counts as zeros.
     pub fn paged(lengths: Tensor, table: Tensor) -> KeyCache {
-        KeyCache { lengths, table: Some(table), row_starts: None }
+        KeyCache { table: Some(table), ..KeyCache::new(lengths) }
     }
 
     /// The same keys for queries of entries of different lengths, as in continuous batching: q is [1, heads, rows of all, d].
     pub fn with_row_starts(self, row_starts: Tensor) -> KeyCache {
         KeyCache { row_starts: Some(row_starts), ..self }
+    }
+
+    /// With dequantization scales of k and v, which are f8e4m3.
+    pub fn with_descale(self, k_descale: Tensor, v_descale: Tensor) -> KeyCache {
+        KeyCache { descale: Some([k_descale, v_descale]), ..self }
+    }
+
+    pub(crate) fn scales(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        ["k_descale", "v_descale"].into_iter().zip(self.descale.iter().flatten())
     }
 }
 

@@ -15,7 +15,7 @@
 //! forward and backward passes of their ops outside of the autograd graph, for an op that consists of several. Functions
 //! named `…_unfused` compute the same in candle's ops, for comparison.
 //!
-//! Tensors have any strides and the dtypes f32, bf16 and f16; the arithmetic is f32.
+//! Tensors have any strides and the dtypes f32, bf16 and f16, in a cache of keys also f8e4m3; the arithmetic is f32.
 
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 #![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]

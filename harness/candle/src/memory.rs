@@ -15,7 +15,7 @@ use candle_core::{
     CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType,
 };
 use half::slice::HalfFloatSliceExt;
-use tilewright::{Device as KernelDevice, Element, View, ViewMut, kernels};
+use tilewright::{Device as KernelDevice, Element, F8E4M3, View, ViewMut, kernels};
 
 /// Element types that candle and Tilewright kernels share.
 pub trait Elem: WithDType + Element + bytemuck::Pod + CudaElem {
@@ -31,6 +31,18 @@ pub trait Elem: WithDType + Element + bytemuck::Pod + CudaElem {
     fn from_f32s(from: &[f32], to: &mut [Self]) {
         to.iter_mut().zip(from).for_each(|(to, x)| *to = Self::from_f64(*x as f64));
     }
+}
+
+/// Element types of candle's tensors that kernels read: [`Elem`], and 8-bit floats.
+pub trait ReadElem: Element + bytemuck::Pod {
+    /// candle's type of the same bits.
+    type Candle: WithDType + bytemuck::Pod + CudaElem;
+}
+impl<T: Elem> ReadElem for T {
+    type Candle = T;
+}
+impl ReadElem for F8E4M3 {
+    type Candle = float8::F8E4M3;
 }
 
 /// Requirements of candle's CUDA back end on an element type.
@@ -163,7 +175,7 @@ pub fn open_cuda(ordinal: usize) -> Result<Device> {
 }
 
 /// A tensor's elements, borrowed for kernels that read them.
-pub struct Read<'t, T: Elem> {
+pub struct Read<'t, T: ReadElem> {
     storage: StorageRef<'t>,
     layout: &'t Layout,
     candle_device: &'t Device,
@@ -171,14 +183,14 @@ pub struct Read<'t, T: Elem> {
     elements: PhantomData<T>,
 }
 
-impl<'t, T: Elem> Read<'t, T> {
+impl<'t, T: ReadElem> Read<'t, T> {
     /// Borrows `tensor`: nothing can write it while the borrow lives. Once another thread waits to write it, a second borrow
     /// of the same memory waits for that thread, and the thread for the first one: order writes with ops that read.
     ///
     /// # Errors
     /// The tensor has another dtype.
     pub fn new(tensor: &'t Tensor) -> Result<Read<'t, T>> {
-        if tensor.dtype() != <T as WithDType>::DTYPE {
+        if tensor.dtype() != <T::Candle as WithDType>::DTYPE {
             return Err(wrong_dtype(<T as Element>::DTYPE, tensor.dtype()));
         }
         let device = kernel_device(tensor.device())?;
@@ -192,8 +204,8 @@ impl<'t, T: Elem> Read<'t, T> {
         match &*self.storage {
             Storage::Cpu(storage) => {
                 // An empty view may start beyond an empty storage.
-                let elements = storage.as_slice::<T>()?.get(start..).unwrap_or_default();
-                View::of_slice(self.device, elements).map_err(kernel_error)
+                let elements = storage.as_slice::<T::Candle>()?.get(start..).unwrap_or_default();
+                View::of_slice(self.device, bytemuck::cast_slice(elements)).map_err(kernel_error)
             }
             #[cfg(feature = "cuda")]
             Storage::Cuda(storage) => cuda::view(self.device, storage, start),
@@ -255,7 +267,7 @@ impl<'t, T: Elem> Read<'t, T> {
 }
 
 #[cfg(feature = "cuda")]
-impl<T: Elem> Drop for Read<'_, T> {
+impl<T: ReadElem> Drop for Read<'_, T> {
     fn drop(&mut self) {
         // The kernels that read the elements are queued.
         if let Storage::Cuda(storage) = &*self.storage {
@@ -579,7 +591,7 @@ mod cuda {
     use candle_core::{CudaDevice, CudaStorage, Result};
     use tilewright::{Device as KernelDevice, View, ViewMut};
 
-    use super::{Elem, kernel_error};
+    use super::{Elem, ReadElem, kernel_error};
 
     /// The GPU and the handle of a stream. Different streams have different ones while both are alive.
     pub(crate) fn stream_key(stream: &CudaStream) -> (usize, usize) {
@@ -626,15 +638,15 @@ mod cuda {
         }
     }
 
-    pub(super) fn view<'a, T: Elem>(
+    pub(super) fn view<'a, T: ReadElem>(
         device: &'a KernelDevice,
         storage: &'a CudaStorage,
         start: usize,
     ) -> Result<View<'a, T>> {
-        let slice = storage.as_cuda_slice::<T>()?;
+        let slice = storage.as_cuda_slice::<T::Candle>()?;
         let (address, _) = slice.device_ptr(&storage.device().cuda_stream());
         let address = address + (start * size_of::<T>()) as u64;
-        // SAFETY: the view borrows the slice, and candle and Tilewright use one stream.
+        // SAFETY: the view borrows the slice, of elements with the same bits, and candle and Tilewright use one stream.
         Ok(unsafe { View::from_address(device, address, slice.len().saturating_sub(start)) })
     }
 
@@ -654,8 +666,8 @@ mod cuda {
 
     /// Notes that kernels that read the elements are queued: with several streams, cudarc records an event, for which a
     /// stream that writes them waits. The event of [`view`] was recorded before the kernel was queued.
-    pub(super) fn was_read<T: Elem>(storage: &CudaStorage) {
-        if let Ok(slice) = storage.as_cuda_slice::<T>() {
+    pub(super) fn was_read<T: ReadElem>(storage: &CudaStorage) {
+        if let Ok(slice) = storage.as_cuda_slice::<T::Candle>() {
             drop(slice.device_ptr(&storage.device().cuda_stream()).1);
         }
     }

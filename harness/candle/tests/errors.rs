@@ -6,7 +6,7 @@ use tilewright_candle::graph::{record1, record2, record3};
 use tilewright_candle::matmul::matmul_into;
 use tilewright_candle::memory::OutputAlloc;
 use tilewright_candle::nn::{AttentionConfig, attention};
-use tilewright_candle::{self as ours, AttentionOptions, Epilogue, Rope};
+use tilewright_candle::{self as ours, AttentionOptions, Epilogue, KeyCache, Rope};
 
 fn zeros(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
@@ -75,6 +75,20 @@ fn wrong_dtypes() {
         ours::flash_attention(&zeros(&[1, 2, 3, 4], DType::F64), &q, &q, &AttentionOptions::new(true)),
         &["as k", "f64", "f32"],
     );
+    let bytes = zeros(&[1, 2, 3, 4], DType::F8E4M3);
+    fails(ours::flash_attention(&q, &bytes, &bytes, &AttentionOptions::new(true)), &["as k", "f32", "f8e4m3"]);
+    let cached = |q: &Tensor, k: &Tensor, v: &Tensor, v_descale: Tensor| {
+        let cache = KeyCache::new(zeros(&[1], DType::I32)).with_descale(f32s(&[1, 2, 1]), v_descale);
+        ours::flash_attention(q, k, v, &AttentionOptions::new(true).with_cache(cache))
+    };
+    fails(cached(&bytes, &bytes, &bytes, f32s(&[2])), &["takes f32, bf16 and f16", "f8e4m3"]);
+    fails(cached(&q, &bytes, &q, f32s(&[2])), &["as v", "f8e4m3", "f32"]);
+    fails(cached(&q, &q, &q, f32s(&[2])), &["8-bit floats", "f32"]);
+    fails(cached(&q, &bytes, &bytes, zeros(&[2], DType::BF16)), &["as v_descale", "f32", "bf16"]);
+    fails(cached(&q, &bytes, &bytes, f32s(&[1, 2])), &["as v_descale", "[heads_kv]", "[1, 2]"]);
+    fails(cached(&q, &bytes, &bytes, f32s(&[3])), &["v_descale", "2 heads", "1 × 3 × 1"]);
+    let variable = Var::ones(2, DType::F32, &Device::Cpu).unwrap();
+    fails(cached(&q, &bytes, &bytes, variable.as_tensor().clone()), &["as v_descale", "no_grad"]);
     fails(
         ours::rope(&zeros(&[1, 2, 3, 4], DType::F64), &Rope::new(4, 1e4, 8, &Device::Cpu).unwrap(), 0),
         &["rope", "f64"],

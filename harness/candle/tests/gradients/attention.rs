@@ -4,7 +4,7 @@ use candle_nn::{VarBuilder, VarMap};
 use tilewright_candle::nn::{AttentionConfig, RotaryEmbedding, attention};
 use tilewright_candle::{self as ours, AttentionOptions, KeyCache, PackedSequences, Rope};
 
-use crate::check::{STORED, TYPES, assert_close, check, check_stored, random, tolerance};
+use crate::check::{STORED, TYPES, assert_close, check, check_stored, flat, random, tolerance};
 
 /// softmax(scale · Q Kᵀ) V by its definition, for keys and values of fewer heads.
 fn formula(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: f64) -> Result<Tensor> {
@@ -345,4 +345,52 @@ fn attention_with_a_cache() {
     let sinks = candle_core::Var::zeros(q.dim(1).unwrap(), DType::F32, cpu).unwrap();
     let options = options.with_sinks(sinks.as_tensor().clone());
     assert!(error(&q, &options).contains("as sinks, found a variable"), "{}", error(&q, &options));
+}
+
+/// Random finite f8e4m3, and the numbers that they are, in f64.
+fn random_f8(shape: &[usize], seed: u64) -> [Tensor; 2] {
+    let bytes = flat(&random(shape, DType::F64, seed)).into_iter().map(|x| ((x + 1.0) * 128.0) as u8);
+    let bytes: Vec<u8> = bytes.map(|byte| if byte & 0x7f == 0x7f { byte ^ 1 } else { byte }).collect();
+    let number = |byte: &u8| {
+        let (sign, exponent) = (if *byte < 128 { 1.0 } else { -1.0 }, i32::from((byte >> 3) & 15));
+        let fraction = f64::from(byte & 7) / 8.0;
+        sign * if exponent == 0 { fraction / 64.0 } else { (1.0 + fraction) * 2f64.powi(exponent - 7) }
+    };
+    let numbers = Tensor::from_vec(bytes.iter().map(number).collect::<Vec<f64>>(), shape, &Device::Cpu);
+    [Tensor::from_raw_buffer(&bytes, DType::F8E4M3, shape, &Device::Cpu).unwrap(), numbers.unwrap()]
+}
+
+/// Keys and values of 8 bits with scales, in pages and not, against the formula of the numbers that they are.
+#[test]
+fn attention_with_a_cache_of_8_bits() {
+    let (cpu, lengths, d) = (&Device::Cpu, [5_usize, 12], 16);
+    let counts = Tensor::new(&lengths.map(|n| n as i32), cpu).unwrap();
+    let table = Tensor::new(&[[0_i32, 1, 2], [3, 4, 5]], cpu).unwrap();
+    let [[k, k_numbers], [v, v_numbers]] = [2, 3].map(|seed| random_f8(&[2, 12, 2, d], seed));
+    let k_descale = Tensor::new(&[[[0.02_f32], [0.01]], [[0.005], [0.03]]], cpu).unwrap();
+    let v_descale = k_descale.affine(-3.0, 0.1).unwrap();
+    for (dtype, is_paged) in [(DType::F32, false), (DType::BF16, true)] {
+        // As in flash-attn, the heads of a key are side by side. The pages of an entry follow each other.
+        let shape = if is_paged { (6, 4, 2, d) } else { (2, 12, 2, d) };
+        let [k, v] = [&k, &v].map(|x| x.reshape(shape).unwrap().transpose(1, 2).unwrap());
+        let cache =
+            if is_paged { KeyCache::paged(counts.clone(), table.clone()) } else { KeyCache::new(counts.clone()) };
+        // Scales of each entry, or those of the first one for all.
+        let given = |x: &Tensor| if is_paged { x.clone() } else { x.get(0).unwrap().flatten_all().unwrap() };
+        let cache = cache.with_descale(given(&k_descale), given(&v_descale));
+        let q = random(&[2, 4, 2, d], dtype, 1);
+        let options = AttentionOptions::new(true).with_cache(cache);
+        let found = ours::flash_attention(&q.to_dtype(dtype).unwrap(), &k, &v, &options).unwrap();
+        for (entry, length) in lengths.into_iter().enumerate() {
+            let own = |x: &Tensor, entry| x.narrow(0, entry, 1).unwrap();
+            let scaled = |numbers: &Tensor, scales: &Tensor| {
+                let numbers = own(numbers, entry).narrow(1, 0, length).unwrap().transpose(1, 2).unwrap();
+                let scales = own(scales, if is_paged { entry } else { 0 }).to_dtype(DType::F64).unwrap();
+                numbers.broadcast_mul(&scales.unsqueeze(3).unwrap()).unwrap()
+            };
+            let (k, v) = (scaled(&k_numbers, &k_descale), scaled(&v_numbers, &v_descale));
+            let expected = formula(&own(&q, entry), &k, &v, true, 0.25).unwrap();
+            assert_close("a cache of 8 bits", &own(&found, entry), &expected, tolerance(dtype));
+        }
+    }
 }
