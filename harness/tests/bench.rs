@@ -313,6 +313,8 @@ fn options_without_effect_are_refused_with_what_they_go_with() {
     for (line, parts) in [
         ("attention --seq-lens 64 --runs 2", &["required", "--kinds <KINDS>"][..]),
         ("attention --runs 2", &["required", "--kinds <KINDS>"]),
+        ("attention --seq-lens 64 --heads 2", &["--seq-lens is unused", "an option of --kinds"]),
+        ("attention --runs 2 --rep-ms 1", &["--runs is unused", "an option of --kinds"]),
         ("attention --kinds flash --heads 2", &["'--kinds <KINDS>' cannot be used with", "--heads"]),
         ("attention --kinds flash --fwd-tiles 64,64,4,2", &["cannot be used with", "--fwd-tiles"]),
         ("attention --kinds flash --rep-ms 5", &["cannot be used with", "--rep-ms"]),
@@ -376,4 +378,12 @@ fn outputs_of_one_name_do_not_replace_each_other() {
     assert!(message.contains("another output of these options has this name"), "{message}");
     let kept = std::fs::read_to_string(&csv).unwrap();
     assert!(serde_json::from_str::<Value>(&kept).is_ok(), "{kept}");
+}
+
+#[test]
+fn a_file_that_is_standard_output_has_it_alone() {
+    let output = bench(&["copy", "--mib", "1", "--warmup-ms", "0", "--rep-ms", "0", "--json", "/dev/stdout"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice::<Value>(&output.stdout).expect("standard output is JSON");
+    assert!(text(&output.stderr).contains("wrote /dev/stdout"), "{}", text(&output.stderr));
 }

@@ -598,15 +598,18 @@ impl KernelDef {
 
     /// Whether only tensors that are left out have this extent, which then is 0.
     pub fn is_absent(&self, dim: &str, constant: impl Fn(&str) -> Option<ConstValue>) -> bool {
-        let has = |tensor: &&TensorDef| tensor.dims.iter().any(|&at| self.dims[at] == dim);
-        self.dims.contains(&dim) && self.tensors.iter().filter(has).all(|t| self.is_left_out(t.name, &constant))
+        self.all_with(dim, |tensor| self.is_left_out(tensor, &constant))
     }
 
     /// Whether only optional tensors, `x: Option<…>`, have this extent.
     pub fn is_of_optional(&self, dim: &str) -> bool {
+        self.all_with(dim, |tensor| self.params.iter().any(|p| p.name.strip_suffix("_given") == Some(tensor)))
+    }
+
+    /// Whether `dim` is the name of an extent, and each tensor that has it is as `is` says of its name.
+    fn all_with(&self, dim: &str, is: impl Fn(&str) -> bool) -> bool {
         let has = |tensor: &&TensorDef| tensor.dims.iter().any(|&at| self.dims[at] == dim);
-        let is_optional = |name: &str| self.params.iter().any(|p| p.name.strip_suffix("_given") == Some(name));
-        self.dims.contains(&dim) && self.tensors.iter().filter(has).all(|t| is_optional(t.name))
+        self.dims.contains(&dim) && self.tensors.iter().filter(has).all(|tensor| is(tensor.name))
     }
 
     /// The constants that `#[heuristic(…)]` gives, in order, except for those that `values` has and those that depend on values

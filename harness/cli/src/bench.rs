@@ -4,7 +4,7 @@
 //! launch finds a cold L2 cache ([`do_bench`]). Outputs are not checked: `run` writes them to a file.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -89,6 +89,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let def = kernels.find(&launch.kernel)?;
     let device = device::open(arguments.device)?;
     arguments.options.use_table(def, &device.target())?;
+    arguments.options.note_unused(&device.target());
     let tensors = || arguments.inputs.tensors(def, &launch.dtype);
     let mut jobs = Vec::new();
     for variant in std::iter::once(None).chain(arguments.against.iter().map(Some)) {
@@ -97,9 +98,9 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         let config = job.config(&arguments.options.over(base))?;
         jobs.push((job, config));
     }
-    let mut records = record.as_deref().map(|path| {
-        files::append(path).map_err(|error| CliError::file("append to", path, error)).map(|file| (path, file))
-    });
+    let cannot_append = |path: &Path, error| CliError::file("append to", path, error);
+    let open = |path| files::append_rows(path).map(|file| (path, file)).map_err(|error| cannot_append(path, error));
+    let mut records = record.as_deref().map(open).transpose()?;
     let timings = arguments.time(&device, &jobs)?;
     let columns = [
         Column::text("constants"),
@@ -115,10 +116,9 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     for ((job, _), timing) in jobs.iter().zip(&timings) {
         let constants: Vec<String> = job.constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let row = row(job, &device, timing, constants.join(","));
-        if let Some(records) = &mut records {
-            let (path, file) = records.as_mut().map_err(|error| CliError::Failure(error.to_string()))?;
+        if let Some((path, file)) = &mut records {
             let line = serde_json::to_string(&row)?;
-            writeln!(file, "{line}").map_err(|error| CliError::file("append to", path, error))?;
+            writeln!(file, "{line}").map_err(|error| cannot_append(path, error))?;
         }
         table.push([
             Cell::from(row.constants),

@@ -318,9 +318,8 @@ pub fn partial_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DT
             ));
         }
         let dtype = DType::from_name(name).ok_or_else(|| {
-            let is_member = |dtype: &&DType| {
-                targets.is_empty() || targets.iter().any(|&n| def.generics[n].members().contains(*dtype))
-            };
+            // A type without a name is that of all of these parameters.
+            let is_member = |dtype: &&DType| targets.iter().all(|&n| def.generics[n].members().contains(*dtype));
             let names: Vec<&str> = DType::ALL.iter().filter(is_member).map(|d| d.name()).collect();
             let message = format!("`{name}` is not an element type");
             CliError::usage(message, suggest(name, &names, &format!("the element types of `{}` are", def.name)))

@@ -260,9 +260,23 @@ impl Options {
         Ok(())
     }
 
-    /// Whether an option of the schedule of loops is given.
-    fn has_schedule(&self) -> bool {
-        self.loops.is_some() || target::Schedule::from(self.schedule) != target::Schedule::default()
+    /// Notes which of these options have no effect on a CPU.
+    pub fn note_unused(&self, target: &Target) {
+        let has_schedule = target::Schedule::from(self.schedule) != target::Schedule::default();
+        let options = [
+            ("--num-warps", self.num_warps.is_some()),
+            ("--num-ctas", self.num_ctas.is_some()),
+            ("--num-stages", self.num_stages.is_some()),
+            ("--max-registers", self.max_registers.is_some()),
+            ("--loops", self.loops.is_some()),
+            ("options of the schedule", has_schedule),
+        ];
+        let given: Vec<&str> =
+            options.into_iter().filter(|(_, is_given)| *is_given).map(|(option, _)| option).collect();
+        if matches!(target, Target::Host(_)) && !given.is_empty() {
+            let given = given.join(", ");
+            terminal::print_stderr(format_args!("note: without effect on code for the CPU: {given}"));
+        }
     }
 
     /// Checks the options and converts them to the compiler's.
@@ -336,7 +350,7 @@ impl Arguments {
 /// What the arguments ask to compile, and the files to write.
 ///
 /// # Errors
-/// A mistake in the arguments.
+/// A mistake in the arguments, or a folder that cannot be written to.
 pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec<Emit>)> {
     let def = kernels.find(&arguments.kernel)?;
     let target = parse_target(&arguments.target)?;
@@ -349,9 +363,8 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
     let config = configuration(&known, kernels.autotune(def), &target, &dtypes, &mut constants)?;
     constants.extend(def.heuristics(&|name| choose::given(&constants, name)));
     choose::check_complete(def, &constants)?;
-    if matches!(target, Target::Host(_)) && arguments.options.has_schedule() {
-        terminal::print_stderr(format_args!("note: code for the CPU has no schedule: its options have no effect"));
-    }
+    check_folder(&arguments.out)?;
+    arguments.options.note_unused(&target);
     let options = arguments.options.over(config.map(|config| config.options()).unwrap_or_default());
     let request = Request {
         def,
@@ -363,6 +376,15 @@ pub fn request(arguments: &Arguments, kernels: &Kernels) -> Result<(Request, Vec
         options: CompileOptions { ptx_version: arguments.ptx_version, ..options.compile_options()? },
     };
     Ok((request, emit))
+}
+
+/// Checks that files can be written to a folder, which may not exist yet, before a kernel is compiled.
+///
+/// # Errors
+/// A folder that cannot be created or written to.
+pub fn check_folder(folder: &Path) -> Result<()> {
+    let doing = if folder.is_dir() { "write to the folder" } else { "create the folder" };
+    crate::files::check_folder(folder).map_err(|error| CliError::file(doing, folder, error))
 }
 
 /// Parses `--size`.
@@ -501,6 +523,10 @@ pub struct Request {
 /// # Errors
 /// A mistake in the kernel, a feature that the target lacks, or a folder that cannot be written to.
 pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<PathBuf>> {
+    let names = emit.iter().map(|kind| format!("{}.{}", request.def.name, kind.extension()));
+    for path in names.chain(["manifest.json".to_string()]).map(|name| dir.join(name)).filter(|_| dir.is_dir()) {
+        crate::files::check_writable(&path).map_err(|error| CliError::file("write", &path, error))?;
+    }
     let compiled = compile(request)?;
     std::fs::create_dir_all(dir).map_err(|error| CliError::file("create the folder", dir, error))?;
     let mut files = Vec::new();

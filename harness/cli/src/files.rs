@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -178,6 +178,11 @@ pub fn is_stream(path: &Path) -> bool {
     matches!(Target::of(path), Ok(Target::Stream(_)))
 }
 
+/// Whether a path is the standard output of this process: `/dev/stdout`, where a report would mix with the file.
+pub fn is_stdout(path: &Path) -> bool {
+    matches!(Target::of(path), Ok(Target::Stream(Stream::Open(libc::STDOUT_FILENO))))
+}
+
 /// Opens a file for appending lines; creates it if it does not exist. Ends its last line, which a program may have left unfinished.
 ///
 /// # Errors
@@ -199,6 +204,26 @@ pub fn append(path: &Path) -> io::Result<File> {
         file.write_all(b"\n")?;
     }
     Ok(file)
+}
+
+/// As [`append`], for rows of measurements as JSON lines.
+///
+/// # Errors
+/// As [`append`]; a file that begins with something else, which stays unchanged.
+pub fn append_rows(path: &Path) -> io::Result<File> {
+    if let Target::File { path, old: Some(_) } = Target::of(path)?
+        && let Ok(file) = File::open(path)
+    {
+        let mut first = String::new();
+        let read = BufReader::new(file.take(1 << 20)).read_line(&mut first);
+        let row = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&first);
+        // Other files of one line, such as tuning tables, name their format.
+        let is_row = row.is_ok_and(|row| !row.contains_key("format"));
+        if read.is_err() || !(is_row || first.trim().is_empty()) {
+            return Err(io::Error::other("it has no rows of measurements: name a new file, or one of such rows"));
+        }
+    }
+    append(path)
 }
 
 fn write_buffered(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {

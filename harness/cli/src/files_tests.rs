@@ -258,3 +258,21 @@ fn appended_lines_follow_an_unfinished_one() {
         assert_eq!(fs::read_to_string(&path).unwrap(), after);
     }
 }
+
+#[test]
+fn rows_are_appended_to_rows_alone() {
+    let (_dir, path) = with_file();
+    for (before, after) in [
+        ("", Some("new\n")),
+        ("{\"a\": 1}\ncut", Some("{\"a\": 1}\ncut\nnew\n")),
+        ("text\n", None),
+        ("[1]\n", None),
+        ("{\n  \"a\": 1\n}\n", None),
+        ("{\"format\": \"tilewright tuning table\"}\n", None),
+    ] {
+        fs::write(&path, before).unwrap();
+        let appended = append_rows(&path).map(|mut file| writeln!(file, "new").unwrap());
+        assert_eq!(appended.is_ok(), after.is_some(), "{before}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), after.unwrap_or(before));
+    }
+}

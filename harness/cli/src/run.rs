@@ -100,6 +100,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let plan = Plan::new(kernels, launch, &launch.set, &tensors)?;
     let device = device::open(*device)?;
     options.use_table(kernels.find(&launch.kernel)?, &device.target())?;
+    options.note_unused(&device.target());
     let (job, base) = plan.on(&device)?;
     for name in &job.unused {
         let kernel = job.def.name;
@@ -112,6 +113,8 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     let outputs = job.outputs(&buffers)?;
     tensors::write(output, &outputs)?;
     let [x, y, z] = job.grid;
+    let mut stderr = std::io::stderr();
+    let out: &mut dyn Write = if files::is_stdout(output) { &mut stderr } else { out };
     writeln!(out, "`{}` ran on {device}, grid ({x}, {y}, {z})", job.def.name)?;
     for (name, tensor) in &outputs {
         writeln!(out, "{name}: {} {:?} in {}", tensor.dtype, tensor.shape, output.display())?;

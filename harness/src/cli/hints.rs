@@ -3,7 +3,7 @@
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
 use tilewright::kernels::{AUTOTUNED, KERNELS};
 use tilewright_cli::bind::{self, Extents};
-use tilewright_cli::{Hints, Kernel, Kernels};
+use tilewright_cli::{Hints, Kernel, Kernels, choose};
 
 /// The kernels that ship, for the commands of [`tilewright_cli`].
 pub fn shipped() -> Kernels {
@@ -17,17 +17,15 @@ struct Shipped;
 impl Hints for Shipped {
     /// The values that the host functions of the shipped kernels choose for large tensors.
     fn constant(&self, name: &str, constants: &[(&'static str, ConstValue)]) -> Option<ConstValue> {
-        let d = constants.iter().find(|(name, _)| *name == "d").and_then(|(_, value)| match value {
-            ConstValue::Int(n) => usize::try_from(*n).ok(),
-            _ => None,
-        });
+        let d = integer(constants, "d");
         Some(match name {
             "d" | "q_tile" => ConstValue::Int(64),
             "d_tile" => ConstValue::Int(d.map_or(1024, |d| d.min(1 << 62).next_power_of_two().max(16)) as i64),
             "ids_tile" => ConstValue::Int(512),
             "rows_tile" | "heads_tile" => ConstValue::Int(8),
             "tokens_tile" => ConstValue::Int(32),
-            "tile" => ConstValue::Int(1024),
+            // A tile beside a head dimension is of queries and keys.
+            "tile" => ConstValue::Int(if d.is_some() { 64 } else { 1024 }),
             _ => return None,
         })
     }
@@ -40,10 +38,7 @@ impl Hints for Shipped {
         constants: &[(&'static str, ConstValue)],
     ) {
         let strides = bind::strides(def);
-        let d_v = constants.iter().find_map(|(name, value)| match value {
-            ConstValue::Int(n) if *name == "d_v" => usize::try_from(*n).ok(),
-            _ => None,
-        });
+        let d_v = integer(constants, "d_v");
         for (name, like) in [("k", "q"), ("v", "k"), ("o", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v")] {
             let Some(param) = def.params.iter().find(|p| p.name == name) else { continue };
             if extents.shape(name).is_none()
@@ -91,6 +86,14 @@ impl Hints for Shipped {
             _ => Some(("d_v", ConstValue::Int(word.strip_prefix("d_v=")?.parse().ok()?))),
         };
         case.split_whitespace().map(constant).collect()
+    }
+}
+
+/// Returns the value of an integer constant that is not negative.
+fn integer(constants: &[(&'static str, ConstValue)], name: &str) -> Option<usize> {
+    match choose::given(constants, name)? {
+        ConstValue::Int(n) => usize::try_from(n).ok(),
+        _ => None,
     }
 }
 

@@ -75,7 +75,8 @@ pub struct Arguments {
     pub tune: Option<f64>,
     #[command(flatten)]
     pub passes: Passes,
-    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. Default: the tuned configuration
+    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages, and hints as in the table (`64,64,8,2,ws`). Default: the
+    /// tuned configuration
     #[arg(long, alias = "forward", value_name = "TILES", value_parser = tiles::parse)]
     pub fwd_tiles: Option<Tiles>,
     /// Tiles of the dK/dV kernel

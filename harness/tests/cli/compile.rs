@@ -57,11 +57,35 @@ fn written_tile_ir_parses() {
 }
 
 #[test]
+fn options_of_gpus_are_noted_for_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["--num-warps", "8", "--num-stages", "2", "--tma", "true"];
+    let ran = compile(dir.path(), &[&["--target", "host", "-o", "x"][..], &options].concat());
+    let note = "note: without effect on code for the CPU: --num-warps, --num-stages, options of the schedule";
+    assert!(ran.code == 0 && ran.err.contains(note), "{}", ran.err);
+    let ran = compile(dir.path(), &[&["--target", "sm_90a", "-o", "y"][..], &options].concat());
+    assert!(ran.code == 0 && !ran.err.contains("without effect"), "{}", ran.err);
+}
+
+#[test]
 fn an_argument_has_one_assumption() {
     let dir = tempfile::tempdir().unwrap();
     let ran = compile(dir.path(), &["--target", "sm_90a", "--assume", "x_stride_d=1,x_stride_d=2", "-o", "x"]);
     let message = ran.fails(2);
     assert!(message.contains("`x_stride_d` has two assumptions"), "{message}");
+}
+
+#[test]
+fn an_argument_cannot_be_assumed_to_have_an_impossible_value() {
+    let dir = tempfile::tempdir().unwrap();
+    for (assumed, part) in [
+        ("d=-1", "`d` cannot be -1: it is an extent of tensors"),
+        ("d=3000000000", "`d` cannot be 3000000000: it is of type i32, which holds -2147483648 to 2147483647"),
+        ("d_tile=64", "`d_tile` is a constant of kernel `weighted_sum_fwd`, not an argument"),
+    ] {
+        let message = compile(dir.path(), &["--target", "sm_90a", "--assume", assumed, "-o", "x"]).fails(2);
+        assert!(message.contains(part) && !dir.path().join("x").exists(), "{assumed}: {message}");
+    }
 }
 
 /// `dense` is short for the strides and the extents of rows; other assumptions go before it.
@@ -207,6 +231,13 @@ fn a_folder_that_cannot_be_made_is_named() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     let message = compile(dir.path(), &["--target", "sm_80", "-o", "file/x"]).fails(1);
     assert!(message.contains("file/x"), "{message}");
+    // Before the kernel is compiled: these tiles are too large.
+    std::fs::create_dir_all(dir.path().join("y/manifest.json")).unwrap();
+    for (out, part) in [("file/x", "cannot create the folder file/x"), ("y", "cannot write y/manifest.json")] {
+        let sets = ["rows_tile=65536,d_tile=65536", "--target", "sm_80", "-o", out];
+        let message = tilewright(dir.path(), &[&KERNEL[..], &sets].concat()).fails(1);
+        assert!(message.contains(part), "{message}");
+    }
 }
 
 #[test]

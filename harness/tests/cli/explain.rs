@@ -52,6 +52,13 @@ fn schedules_are_the_shipped_ones_unless_the_command_line_says_otherwise() {
     assert!(!other.contains("TMA, bulk async copy"), "{other}");
 }
 
+#[test]
+fn tiles_of_attention_without_configurations_are_small_by_default() {
+    let dir = TempDir::new().unwrap();
+    let out = tilewright_with(dir.path(), &["explain", "flash_attention_bwd_relative"], &BARE).ok();
+    assert!(out.contains("tile=64"), "{out}");
+}
+
 /// A stage of these tiles takes 96 KB.
 #[test]
 fn fewer_stages_than_requested_are_noted() {
@@ -98,6 +105,25 @@ fn a_record_gives_time_shape_and_peak() {
     assert!(out.contains("0.2684") && out.contains("50.1"), "{out}");
     let error = tilewright_with(dir.path(), &["explain", "softmax_rows", "--record", "rows.jsonl"], &BARE).fails(2);
     assert!(error.contains("no row with a time of `softmax_rows`"), "{error}");
+}
+
+/// The device of a row is said; rows of a CPU are not taken, and lines that were cut are said.
+#[test]
+fn a_row_of_a_record_is_of_a_gpu() {
+    let dir = TempDir::new().unwrap();
+    let row = |device: &str| {
+        format!(
+            r#"{{"device": "{device}", "kernel": "matmul", "shape": [64, 64, 64], "dtype": "bf16", "median_ms": 0.01}}"#
+        )
+    };
+    let explain = |text: String| {
+        std::fs::write(dir.path().join("rows.jsonl"), text).unwrap();
+        tilewright_with(dir.path(), &["explain", "matmul", "--record", "rows.jsonl"], &BARE)
+    };
+    let ran = explain(format!("{}\n{}\n{{\"device\": \"NVI", row("NVIDIA H200"), row("CPU (x86_64)")));
+    assert!(ran.err.contains("note: rows.jsonl:3 is skipped"), "{}", ran.err);
+    assert!(ran.ok().contains("A launch takes 0.01 ms on NVIDIA H200"));
+    assert!(explain(row("CPU (x86_64)")).fails(2).contains("no row with a time of `matmul`"));
 }
 
 /// The types, the shape and the constants of a row are those of the kernel that is explained.

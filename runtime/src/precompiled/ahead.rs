@@ -8,6 +8,7 @@ use tilewright_codegen::ir::{Arg, DType, Func};
 use tilewright_codegen::lang::kernel::{
     ArgSpec, ConstValue, Constexpr, ElemDef, KernelDef, ParamDef, ParamKind, Specialization,
 };
+use tilewright_codegen::num::int_range;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Artifact, Code, CompileOptions, Target};
 
@@ -275,9 +276,12 @@ pub fn footprint(func: &Func, sizes: &[(String, i64)]) -> Result<Footprint> {
         let size = sizes.iter().find(|(name, _)| *name == arg.name).map(|(_, size)| *size);
         arg.equal_to = arg.equal_to.or(size);
     }
-    let Some((condition, loc)) = footprint.false_assumption(&func.args).or_else(|| footprint.false_assumption(&usual))
-    else {
-        return Ok(footprint);
+    let (condition, loc, for_every_launch) = match footprint.false_assumption(&func.args) {
+        Some((condition, loc)) => (condition, loc, true),
+        None => match footprint.false_assumption(&usual) {
+            Some((condition, loc)) => (condition, loc, false),
+            None => return Ok(footprint),
+        },
     };
     let is_in_condition = |name: &str| {
         let mut words = condition.split(|c: char| !c.is_alphanumeric() && c != '_');
@@ -291,13 +295,9 @@ pub fn footprint(func: &Func, sizes: &[(String, i64)]) -> Result<Footprint> {
             None => (*divisible_by > 1 && is_in_condition(name)).then(|| format!("`{name} % {divisible_by}`")),
         })
         .collect();
-    let (of_sizes, found): (Vec<String>, &str) = match footprint.false_assumption(&func.args) {
-        Some(_) => (Vec::new(), "false for every launch"),
-        None => {
-            let in_condition = sizes.iter().filter(|(name, _)| is_in_condition(name));
-            (in_condition.map(|(name, size)| format!("`{name} = {size}`")).collect(), "false for these sizes")
-        }
-    };
+    let in_condition = sizes.iter().filter(|(name, _)| !for_every_launch && is_in_condition(name));
+    let of_sizes: Vec<String> = in_condition.map(|(name, size)| format!("`{name} = {size}`")).collect();
+    let found = if for_every_launch { "false for every launch" } else { "false for these sizes" };
     let mut given = vec!["the constants".to_string()];
     given.extend((!assumptions.is_empty()).then(|| format!("the assumptions {}", assumptions.join(", "))));
     given.extend((!of_sizes.is_empty()).then(|| format!("the sizes {}", of_sizes.join(", "))));
@@ -367,6 +367,12 @@ pub fn assumptions<'a>(
             return wrong(format!("`{part}` is not an assumption"));
         };
         let name = def.param_name(name);
+        if def.params.iter().any(|p| p.name == name && matches!(p.kind, ParamKind::Constexpr { .. })) {
+            let message = format!("`{name}` is a constant of kernel `{}`, not an argument", def.name);
+            let help =
+                format!("omit the assumption, and give the constant a value: `tilewright compile --set {name}=…`");
+            return Err(AssumptionError { message, help, unknown: None });
+        }
         let Some(index) = passed.iter().position(|p| p.name == name) else {
             let names: Vec<&str> = passed.iter().map(|p| p.name).collect();
             return Err(AssumptionError {
@@ -377,6 +383,13 @@ pub fn assumptions<'a>(
         };
         let kind = &passed[index].kind;
         let is_memory = !matches!(kind, ParamKind::Scalar(_));
+        if let (ParamKind::Scalar(ElemDef::Fixed(dtype)), false, Ok(n)) = (kind, is_multiple, number.parse::<i64>())
+            && !dtype.is_float()
+            && let (low, high) = int_range(*dtype)
+            && !(low..=high).contains(&i128::from(n))
+        {
+            return wrong(format!("`{name}` cannot be {n}: it is of type {dtype}, which holds {low} to {high}"));
+        }
         if let ParamKind::Scalar(ElemDef::Fixed(dtype)) = kind
             && dtype.is_float()
         {
@@ -389,6 +402,9 @@ pub fn assumptions<'a>(
         specialization.args[index] = match (is_multiple, number.parse::<i64>()) {
             (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
                 ArgSpec { divisible_by: n as u64, equal_to: None }
+            }
+            (false, Ok(n)) if n < 0 && def.dims.contains(&name) => {
+                return wrong(format!("`{name}` cannot be {n}: it is an extent of tensors, which is at least 0"));
             }
             (false, Ok(n)) if !is_memory => ArgSpec { divisible_by: 1, equal_to: Some(n) },
             (false, Ok(_)) => return wrong(format!("the pointer `{name}` cannot be assumed to be {number}")),

@@ -28,7 +28,7 @@ use crate::bind::Extents;
 use crate::clocks::Recording;
 use crate::compile::{self, Options, Request};
 use crate::report::{Cell, Column, Outputs, Report, Table};
-use crate::{CliError, Kernels, Result, choose, expect_used, value_parsers};
+use crate::{CliError, Hints, Kernels, Result, choose, expect_used, value_parsers};
 
 #[derive(Args)]
 #[command(
@@ -61,7 +61,7 @@ pub struct Arguments {
     #[arg(long, value_name = "MS", conflicts_with = "record", value_parser = value_parsers::positive)]
     time_ms: Option<f64>,
     /// Take time, shape and measured peak from the last row of this kernel, with the type of --dtype and the constants of
-    /// --set, in a file that `tilewright bench --record` or `leaderboard --record` wrote
+    /// --set, in a file that `tilewright bench --record` or `leaderboard --record` wrote on a GPU of this target
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Peak matmul rate of the device, in TFLOP/s. Default: NVIDIA's data sheet
@@ -127,6 +127,8 @@ struct Facts {
     work: Work,
     peaks: Peaks,
     time_ms: Option<f64>,
+    /// The device of the row of a record.
+    device: Option<String>,
 }
 
 pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Result<()> {
@@ -135,7 +137,7 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
     outputs.expect_no_plot()?;
     outputs.check()?;
     if let Some(folder) = &arguments.svg {
-        check_folder(folder)?;
+        compile::check_folder(folder)?;
     }
     let row = arguments.record.as_deref().map(|path| last_row(path, arguments, kernels)).transpose()?;
     let recording = arguments.clocks.as_deref().map(Recording::read).transpose()?;
@@ -179,7 +181,8 @@ pub fn run(arguments: &Arguments, kernels: &Kernels, out: &mut dyn Write) -> Res
         ptx: Code::from_ptx(ptx),
         work,
         peaks,
-        time_ms: arguments.time_ms.or(row.and_then(|row| row.median_ms)),
+        time_ms: arguments.time_ms.or(row.as_ref().and_then(|row| row.median_ms)),
+        device: row.and_then(|row| row.device),
         subject,
     };
     let settings = page::Settings {
@@ -282,12 +285,6 @@ pub fn pictures(
     };
     let pictures = page::pictures(&trace, &settings).into_iter();
     Ok(pictures.map(|picture| (picture.name.clone(), picture.file())).collect())
-}
-
-/// Checks that files can be written to the folder of `--svg`, before the kernel is compiled.
-fn check_folder(folder: &Path) -> Result<()> {
-    let doing = if folder.is_dir() { "write to the folder" } else { "create the folder" };
-    crate::files::check_folder(folder).map_err(|error| CliError::file(doing, folder, error))
 }
 
 /// Writes each picture to a file of its name in the folder, which is created if needed.
@@ -419,7 +416,8 @@ impl Facts {
         }
         let mut table = table.note(format!("Source of the peak rates: {}.", self.peaks.source));
         if let Some(ms) = self.time_ms {
-            table = table.note(format!("A launch takes {ms} ms."));
+            let device = self.device.as_ref().map(|device| format!(" on {device}")).unwrap_or_default();
+            table = table.note(format!("A launch takes {ms} ms{device}."));
         }
         table.without_empty_columns()
     }
@@ -436,6 +434,8 @@ pub struct Row {
     peer: Option<String>,
     dtype: String,
     #[serde(default)]
+    device: Option<String>,
+    #[serde(default)]
     median_ms: Option<f64>,
     #[serde(default)]
     tflops: Option<f64>,
@@ -447,6 +447,11 @@ impl Row {
     /// Returns the matmul peak of the same run, if the row has one.
     fn peak_tflops(&self) -> Option<f64> {
         Some(self.tflops? / self.fraction?)
+    }
+
+    /// Returns the constants that the case of the row gives; `None` if it is no case of constants alone.
+    fn constants(&self, hints: &dyn Hints) -> Option<Vec<(&'static str, ConstValue)>> {
+        self.case.as_ref().map_or(Some(Vec::new()), |case| hints.record_constants(case))
     }
 }
 
@@ -460,9 +465,17 @@ fn last_row(path: &Path, arguments: &Arguments, kernels: &Kernels) -> Result<Row
     let name = hints.record_name(def.name);
     let (types, constants) = (choose::partial_dtypes(def, &arguments.dtype)?, choose::constants(def, &arguments.set)?);
     let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
+    for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        if let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(line) {
+            let path = path.display();
+            terminal::print_stderr(format_args!("note: {path}:{} is skipped: it is no row: {error}", n + 1));
+        }
+    }
     let rows = text.lines().filter_map(|line| serde_json::from_str::<Row>(line).ok());
     let has_time = |row: &Row| row.median_ms.is_some_and(|ms| ms > 0.0 && ms.is_finite());
-    let ours = rows.filter(|row| row.peer.is_none() && has_time(row) && row.kernel == name);
+    // The roofline is of a GPU.
+    let is_of_gpu = |row: &Row| row.device.as_ref().is_none_or(|device| !device.starts_with("CPU"));
+    let ours = rows.filter(|row| row.peer.is_none() && has_time(row) && is_of_gpu(row) && row.kernel == name);
     let ours: Vec<Row> = ours.collect();
     let found = ours.iter().rev().find(|row| subject::is_of(row, def, hints, &types, &constants));
     found.cloned().ok_or_else(|| {
@@ -476,7 +489,7 @@ fn last_row(path: &Path, arguments: &Arguments, kernels: &Kernels) -> Result<Row
         };
         CliError::usage(
             format!("{} has no row with a time of `{name}`{found}", path.display()),
-            "use a file that `tilewright bench --record` wrote, or give a time with --time-ms",
+            "use a file that `tilewright bench --record` wrote on a GPU, or give a time with --time-ms",
         )
     })
 }

@@ -38,7 +38,7 @@ impl Subject {
             true => None,
             false => Some(assumptions(def, &arguments.assume)?),
         };
-        for (name, value) in row.and_then(|row| hints.record_constants(row.case.as_deref()?)).unwrap_or_default() {
+        for (name, value) in row.and_then(|row| row.constants(hints)).unwrap_or_default() {
             let exists = def.params.iter().any(|p| p.name == name);
             if exists && !constants.iter().any(|(known, _)| *known == name) {
                 constants.push((name, value));
@@ -229,11 +229,8 @@ pub fn is_of(
             main.is_none_or(|(_, given)| given.is_none_or(|given| given == of_row))
         }
     };
-    let Some(of_row) = row.case.as_ref().map_or(Some(Vec::new()), |case| hints.record_constants(case)) else {
-        return false;
-    };
-    let mut of_row = of_row.into_iter();
-    is_of_types && of_row.all(|(name, value)| choose::given(constants, name).is_none_or(|given| given == value))
+    let is_given = |(name, value)| choose::given(constants, name).is_none_or(|given| given == value);
+    is_of_types && row.constants(hints).is_some_and(|of_row| of_row.into_iter().all(is_given))
 }
 
 /// Adds the values of arguments that are assumed to be equal to a number, unless a shape gives them.

@@ -103,7 +103,9 @@ impl Outputs {
             files.push((option, path.as_path()));
         }
         if let Some(folder) = &self.out {
-            let found = match (folder.is_dir(), files.iter().any(|(_, file)| file.starts_with(folder))) {
+            let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+            let has_file = files.iter().any(|(_, file)| absolute(file).starts_with(absolute(folder)));
+            let found = match (folder.is_dir(), has_file) {
                 (false, false) => files::check_folder(folder),
                 _ => fs::create_dir_all(folder),
             };
@@ -158,13 +160,15 @@ impl Outputs {
         }
     }
 
-    /// Prints the report to `out`, then writes the requested files and prints their names. Says on standard error that the
-    /// report has no plot for `--plot`.
+    /// Prints the report to `out`, or to standard error if a file is standard output; then writes the requested files and prints
+    /// their names. Says on standard error that the report has no plot for `--plot`.
     ///
     /// # Errors
     /// A file or `out` cannot be written. Each file is either complete or as it was before.
     pub fn write(&self, report: Report, out: &mut dyn Write) -> Result<(), Error> {
         let report = self.with_machine(report);
+        let mut stderr = io::stderr();
+        let out: &mut dyn Write = if self.named().any(files::is_stdout) { &mut stderr } else { out };
         write!(out, "{}", report.to_text())?;
         for path in self.write_files(&report)? {
             writeln!(out, "wrote {}", path.display())?;

@@ -46,8 +46,8 @@ pub struct Arguments {
     /// rounded to them, with a scale for each block of 128 rows. Default: bf16, or f32 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32", "f8e4m3", "f8e5m2"])]
     pub(super) dtype: Vec<String>,
-    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. May be repeated: each is measured, and the fastest is
-    /// used afterwards
+    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages, and hints as in the table (`64,64,8,2,ws`). May be
+    /// repeated: each is measured, and the fastest is used afterwards
     #[arg(long, alias = "forward", value_name = "TILES", value_parser = tiles::parse)]
     fwd_tiles: Vec<Tiles>,
     /// Tiles of the dK/dV kernel, in the same form
@@ -78,6 +78,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     if !arguments.kinds.kinds.is_empty() {
         return attention_kinds::run(arguments, out);
     }
+    arguments.kinds.expect_given()?;
     let batch = arguments.batch.unwrap_or(1);
     let (device, mut recorder) = arguments.common.open("attention")?;
     let or = |given: &[usize], gpu: &[usize], cpu: &[usize]| match (given, device.is_cuda()) {

@@ -410,7 +410,7 @@ fn row_of(x: &[f64], row: usize, d: usize) -> &[f64] {
     &x[row * d..(row + 1) * d]
 }
 
-/// Returns the largest error of `outputs`: name, found, expected, and what the norm of the error may be beside `limit`.
+/// Returns the largest error of `outputs`: name, found, expected, and what the norm of the error may be in addition to `limit`.
 ///
 /// # Errors
 /// A [`BenchError::WrongResult`] if an error exceeds both.

@@ -8,7 +8,7 @@ use super::attention;
 use super::wall_time::{Times, live_bytes_after, release_memory};
 use crate::cli::model_options::{device_info, model_device};
 use crate::cli::oom_probe::{MemoryOutcome, catch_oom, expect_memory};
-use crate::cli::{CliError, Result};
+use crate::cli::{CliError, Result, expect_used};
 use crate::model::Attention;
 use crate::ops::attention::{AttentionOptions, Tiling, flash_attention, naive_attention, tiled_attention};
 use crate::report::{Axis, Cell, Column, Plot, Point, Report, Series, Table};
@@ -43,6 +43,17 @@ const WITHOUT_KINDS: [&str; 12] = [
     "warmup_ms",
     "rep_ms",
 ];
+
+impl Kinds {
+    /// Refuses the options that need `--kinds`: clap does not require it beside options that conflict with it.
+    pub fn expect_given(&self) -> Result<()> {
+        let options = [("--seq-lens", !self.seq_lens.is_empty()), ("--runs", self.runs.is_some())];
+        expect_used(options.map(|(option, is_given)| {
+            let help = "omit it; --seq-len, --warmup-ms and --rep-ms are options of the kernels alone".to_string();
+            (option, is_given && self.kinds.is_empty(), "it is an option of --kinds".to_string(), help)
+        }))
+    }
+}
 
 /// One single-head attention problem.
 #[derive(Clone, Copy, Debug)]

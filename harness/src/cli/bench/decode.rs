@@ -56,7 +56,7 @@ pub struct Arguments {
     /// Element type of the cache, with scales: f8e4m3 or f8e5m2. Default: that of the queries
     #[arg(long, value_parser = ["f8e4m3", "f8e5m2"])]
     cache_dtype: Option<String>,
-    /// Tiles: q_tile,k_tile,warps,stages. May be repeated. Default: those of a launch
+    /// Tiles: q_tile,k_tile,warps,stages, and hints as in the table. May be repeated. Default: those of a launch
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     tiles: Vec<Tiles>,
     /// Maximum number of splits of each loop over keys. Default: that of a launch

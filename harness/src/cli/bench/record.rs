@@ -183,10 +183,10 @@ impl Recorder {
     /// Creates a recorder for measurements on `device`.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The file cannot be written, or has something else than rows.
     pub fn new(device: &Device, commit: Option<&str>, json: Option<&Path>) -> Result<Recorder> {
         let open = |path: &Path| {
-            let file = crate::files::append(path);
+            let file = crate::files::append_rows(path);
             file.map(|file| (path.to_path_buf(), file)).map_err(|error| CliError::file("write", path, error))
         };
         let info = device.info();
@@ -241,12 +241,16 @@ impl Recorder {
         Ok(())
     }
 
-    /// Prints the table and the errors of rows, and writes the files.
+    /// Prints the table and the errors of rows, to standard error if a file is standard output, and writes the files.
     ///
     /// # Errors
     /// A row failed, or a file cannot be written.
     pub fn finish(self, out: &mut dyn Write) -> Result<()> {
         let driver = self.driver.as_ref().map(|driver| format!(", driver for CUDA {driver}")).unwrap_or_default();
+        let mut stderr = std::io::stderr();
+        let record = self.file.iter().map(|(path, _)| path.as_path());
+        let takes_stdout = self.outputs.named().chain(record).any(crate::files::is_stdout);
+        let out: &mut dyn Write = if takes_stdout { &mut stderr } else { out };
         writeln!(out, "{}{driver}", self.device)?;
         // Reasons are long: they are printed below the table.
         writeln!(out, "{}", self.table(false).to_text())?;
