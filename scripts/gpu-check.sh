@@ -66,7 +66,8 @@ tests() {
     local binary name names
     run doctor 60 "$bin/tilewright" doctor
     run demo 120 "$bin/tilewright" demo --out "$out/demo"
-    export TILEWRIGHT_TEST_CASES=$bin/test-cases
+    # Snapshots are compared where the sources are.
+    export TILEWRIGHT_TEST_CASES=$bin/test-cases INSTA_FORCE_PASS=1
     while read -r binary; do
         names=$("$bin/$binary" --list 2>"$out/list-$binary.log" | sed -n 's/: test$//p')
         [ -n "$names" ] || failures+=("list-$binary: the binary does not run here")
@@ -94,6 +95,12 @@ sanitize() {
             read -r dim length dtype <<<"$shape"
             aside sanitize.txt "$tool attention d=$dim length=$length $dtype" "sanitize-$tool-attention-$dim-$length-$dtype" 120 \
                 "${under[@]}" attention "${quick[@]}" --heads 2 --seq-len "$length" --head-dim "$dim" --dtype "$dtype"
+        done
+        # One pass whose warpgroups exchange P and dS.
+        for shape in "192 130" "256 322"; do
+            read -r dim length <<<"$shape"
+            aside sanitize.txt "$tool attention d=$dim length=$length bf16 one pass" "sanitize-$tool-attention-one-pass-$dim-$length" 200 \
+                "${under[@]}" attention "${quick[@]}" --heads 2 --seq-len "$length" --head-dim "$dim" --one-pass --dkdv-tiles 64,64,8,2,ws
         done
         # f32: mma.sync, unsplit (66 rows) and with split-KV and split-Q (258 rows); wgmma.
         for shape in "66 128" "258 64" "258 128" "66 64 64,32,4,2,wgmma 32,128,8,2,no-ov,wgmma 128,32,8,2,wgmma" \

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-target=${CARGO_TARGET_DIR:-$PWD/target}/packages
+target=${CARGO_TARGET_DIR:-$PWD/target}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export CARGO_NET_OFFLINE=true
@@ -26,23 +26,27 @@ expect() {
 
 mapfile -t crates <scripts/published-crates.txt
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
-CARGO_TARGET_DIR=$target cargo package --quiet --no-verify --locked --allow-dirty "${crates[@]/#/--package=}" 2>"$scratch/warnings" ||
+CARGO_TARGET_DIR=$target/packages cargo package --quiet --no-verify --locked --allow-dirty "${crates[@]/#/--package=}" 2>"$scratch/warnings" ||
     die "cargo package failed: $(cat "$scratch/warnings")"
 
 cp -r tests/packages/. "$scratch"
 cp Cargo.lock "$scratch"
 {
-    printf '[workspace]\nmembers = ["with-llvm", "without-llvm", "embedded", "with-candle"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n'
+    printf '[workspace]\nmembers = ["with-llvm", "without-llvm", "embedded", "with-candle"]\nresolver = "3"\n\n[profile.dev]\ndebug = false\n\n'
+    # Other crates as in the repository's workspace, which has built many of them.
+    sed -n '/^\[profile.dev.package."\*"\]/,/^$/p' Cargo.toml
+    printf '[profile.dev.package.%s]\nopt-level = 0\n\n' "${crates[@]}"
+    printf '[patch.crates-io]\n'
     for crate in "${crates[@]}"; do
         # With the time of now: packages have one date, and cargo would take what it built of an older one.
-        tar -xzmf "$target/package/$crate-$version.crate" -C "$scratch"
+        tar -xzmf "$target/packages/package/$crate-$version.crate" -C "$scratch"
         echo "$crate = { path = \"$crate-$version\" }"
     done
 } >"$scratch/Cargo.toml"
 sed -i "s/\"=0.1.0\"/\"=$version\"/" "$scratch"/*/Cargo.toml
 
 cd "$scratch"
-export CARGO_TARGET_DIR=$target/build CARGO_INCREMENTAL=0 COMPILED=$scratch/compiled
+export CARGO_TARGET_DIR=$target CARGO_INCREMENTAL=0 COMPILED=$scratch/compiled
 mkdir "$COMPILED"
 
 # Where LLVM is missing, the build says what to do.
