@@ -247,7 +247,7 @@ fn without_constants_the_configuration_is_the_shipped_one() {
     let manifest = |more: &[&str]| -> serde_json::Value {
         let ran = tilewright(dir.path(), &[&words[..], more].concat());
         assert_eq!(ran.code, 0, "{}", ran.err);
-        assert!(ran.err.contains("note: constants that are not given are those of the"), "{}", ran.err);
+        assert!(ran.err.contains("note: constants and options that are not given are those of the"), "{}", ran.err);
         serde_json::from_str(&std::fs::read_to_string(dir.path().join("x/manifest.json")).unwrap()).unwrap()
     };
     let [narrow, wide] = ["d=256", "d=8192"].map(|size| manifest(&["sm_90a", "--size", &format!("rows=50000,{size}")]));
