@@ -222,7 +222,9 @@ pub fn origin(source: Source) -> &'static str {
 
 /// Says on standard error which constants and options a configuration gives, and its origin in words.
 pub fn note_configuration(origin: &str, used: &Config) {
-    terminal::print_stderr(format_args!("note: constants and options that are not given are those of {origin}: {used}"));
+    terminal::print_stderr(format_args!(
+        "note: constants and options that are not given are those of {origin}: {used}"
+    ));
 }
 
 /// Checks that every constant without a default has a value.

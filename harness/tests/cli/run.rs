@@ -70,7 +70,8 @@ fn constants_that_are_not_given_are_those_of_the_configuration() {
     write(dir.path(), &[tensor("a", &[m, k], &a), tensor("b", &[k, n], &b)]);
     let ran = run(dir.path(), "matmul", &[]);
     assert!(
-        ran.err.contains("note: constants and options that are not given are those of the default configuration: m_tile="),
+        ran.err
+            .contains("note: constants and options that are not given are those of the default configuration: m_tile="),
         "{}",
         ran.err
     );
